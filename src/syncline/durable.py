@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from syncline.abc import Buffer
+Data = bytes | bytearray | memoryview
 
 _POLL_S = 0.02
 
@@ -22,14 +22,14 @@ class BusyError(OSError):
     """Another process or thread holds the lock; stages turn this into an error of Syncline's tree."""
 
 
-def write_all(fd: int, data: Buffer) -> None:
+def write_all(fd: int, data: Data) -> None:
     """Write every byte at the file's position; a single `os.write` may stop early."""
     left = memoryview(data).cast("B")
     while left.nbytes:
         left = left[os.write(fd, left) :]
 
 
-def write_at(fd: int, data: Buffer, offset: int) -> None:
+def write_at(fd: int, data: Data, offset: int) -> None:
     """Write every byte at byte `offset` of the file."""
     left = memoryview(data).cast("B")
     while left.nbytes:
@@ -47,7 +47,7 @@ def sync_directory(path: Path) -> None:
     _sync(path, os.O_RDONLY | os.O_DIRECTORY)
 
 
-def create(path: Path, data: Buffer) -> None:
+def create(path: Path, data: Data) -> None:
     """Create a file that must not exist yet and flush it; its directory is the caller's to flush."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
     try:
@@ -57,7 +57,7 @@ def create(path: Path, data: Buffer) -> None:
         os.close(fd)
 
 
-def replace(path: Path, data: Buffer) -> None:
+def replace(path: Path, data: Data) -> None:
     """Make `data` the content of a file, atomically and durably; the caller keeps others out.
 
     Readers see the old content or the new, never a mix. On an error the old content stays.
