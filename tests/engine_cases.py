@@ -96,7 +96,9 @@ def records(old: Weights, new: Weights, *, window_units: int = 40_000) -> Iterat
                 yield Record(name, start, offsets, old_bits, new_bits)
 
 
-def spans(weights: Weights, *, window_units: int = 40_000) -> Iterator[tuple[TensorMeta, Iterator[Span]]]:
+def spans(
+    weights: Weights, *, window_units: int = 40_000
+) -> Iterator[tuple[TensorMeta, Iterator[Span]]]:
     for name in sorted(weights, reverse=True):
         yield METAS[name], windows(weights[name], window_units)
 
@@ -158,7 +160,11 @@ def module_engine(weights: Weights, version: HeldVersion, *, strided: bool) -> E
         tensor = torch.from_numpy(bits.view(np.uint8).copy()).view(TORCH_DTYPES[meta.dtype])
         tensor = tensor.reshape(meta.shape)
         if strided and tensor.ndim > 1:
-            tensor = tensor.transpose(0, -1).clone(memory_format=torch.contiguous_format).transpose(0, -1)
+            tensor = (
+                tensor.transpose(0, -1)
+                .clone(memory_format=torch.contiguous_format)
+                .transpose(0, -1)
+            )
         module.register_buffer(f"buffer{number}", tensor)
         names[f"buffer{number}"] = name
     engine = TorchModule(module, names)

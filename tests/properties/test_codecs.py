@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from contracts.codecs import apply, encode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from contracts.codecs import apply, encode
 from syncline import codecs
 from syncline.abc import Codec
 from syncline.codecs.packed import Packed

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from manifest_samples import DELTA, FULL, entry, with_sum
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
+from manifest_samples import DELTA, FULL, entry, with_sum
 from syncline.errors import FormatError
 from syncline.format import part
 from syncline.types import TensorMeta
