@@ -72,9 +72,7 @@ def test_put_copies_a_buffer_that_is_reused(store: Store) -> None:
         (0, 0, b""),
     ],
 )
-def test_get_range_is_clipped(
-    store: Store, start: int, stop: int | None, expected: bytes
-) -> None:
+def test_get_range_is_clipped(store: Store, start: int, stop: int | None, expected: bytes) -> None:
     store.put("key", [b"0123456789"])
     assert store.get("key", start, stop) == expected
 
@@ -95,7 +93,9 @@ def test_put_creates_only(store: Store) -> None:
     assert store.list() == [ObjectInfo("v1/part", 17)]
 
 
-@pytest.mark.parametrize("fault", [ValueError("mine"), OSError(5, "mine"), FileNotFoundError("mine")])
+@pytest.mark.parametrize(
+    "fault", [ValueError("mine"), OSError(5, "mine"), FileNotFoundError("mine")]
+)
 @pytest.mark.parametrize("before", [[], [b"ab"], [b"longer than three"]])
 def test_error_of_the_chunks_passes_and_leaves_nothing(
     store: Store, fault: Exception, before: list[bytes]
@@ -122,9 +122,7 @@ def test_list_is_sorted_and_by_string_prefix(store: Store) -> None:
     assert [info.key for info in store.list("v1/")] == ["v1/a", "v1/b", "v1/deep/c"]
     assert [info.key for info in store.list("v1/de")] == ["v1/deep/c"]
     assert store.list("v3/") == []
-    assert {info.key: info.size_bytes for info in store.list()} == {
-        key: len(key) for key in listed
-    }
+    assert {info.key: info.size_bytes for info in store.list()} == {key: len(key) for key in listed}
 
 
 def test_a_new_store_is_empty(store: Store) -> None:

@@ -87,7 +87,7 @@ class ObjectStore(Store):
         with self._failing(f"list {prefix!r}"):
             found = [
                 ObjectInfo(meta["path"], meta["size"])
-                for batch in obstore.list(self._store, prefix=parent if parent else None)
+                for batch in obstore.list(self._store, prefix=parent or None)
                 for meta in batch
             ]
         return sorted(
