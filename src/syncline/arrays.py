@@ -129,6 +129,10 @@ def _numpy_bits(name: str, array: np.ndarray[Any, Any]) -> tuple[TensorMeta, Bit
 
 def _torch_bits(tensor: Any, unit_bytes: int) -> Bits:
     torch = torch_module()
-    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    raw: Bits = plain.reshape(-1).view(torch.uint8).numpy()
+    if tensor.numel() == 0:
+        return np.empty(0, unsigned(unit_bytes))
+    integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[unit_bytes]
+    # Copies are made of integers: torch would turn every byte of a bool that is not 0 into 1.
+    plain = tensor.detach().resolve_conj().resolve_neg().view(integer).cpu().contiguous()
+    raw: Bits = plain.reshape(-1).numpy()
     return raw.view(unsigned(unit_bytes))

@@ -31,7 +31,8 @@ def as_source(
     """
     if isinstance(weights, WeightSource):
         return weights
-    if isinstance(weights, str | bytes) or not isinstance(weights, Iterable):
+    given: object = weights
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
         raise ConfigError(
             f"weights: expected a source, a mapping of names to tensors, or pairs of them, found "
             f"{type(weights).__name__}; pass module.state_dict() or CheckpointSource(path)"

@@ -46,14 +46,12 @@ class MemorySource(WeightSource):
 
         Raises:
             LayoutError: a name comes twice, or a value is no plain tensor of a dtype that can be sent.
-            ConfigError: the generator that the source was made from was read before.
+            ConfigError: what was given are not pairs of a name and a tensor, or a generator that was
+                read before.
         """
         seen: set[str] = set()
-        for name, value in self._pairs():
-            if not isinstance(name, str) or not name:
-                raise LayoutError(
-                    f"a tensor's name must be a string, not empty, found {name!r:.80}"
-                )
+        for pair in self._pairs():
+            name, value = _checked(pair)
             if name in seen:
                 raise LayoutError(
                     f"tensor {name!r} came twice; every name is published once", tensor=name
@@ -75,3 +73,15 @@ class MemorySource(WeightSource):
             )
         self._is_spent = isinstance(self._tensors, Iterator)
         return self._tensors
+
+
+def _checked(pair: object) -> tuple[str, Any]:
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        raise ConfigError(
+            f"weights: expected pairs of a name and a tensor, found {type(pair).__name__}; pass "
+            "module.state_dict() or module.named_parameters()"
+        )
+    name, value = pair
+    if not isinstance(name, str) or not name:
+        raise LayoutError(f"a tensor's name must be a string, not empty, found {name!r:.80}")
+    return name, value

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from os import PathLike
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from syncline import durable
 from syncline.abc import Buffer, Observe, Store
@@ -228,7 +228,7 @@ class FilesystemStore(Store):
     def _check_ours(self) -> None:
         if self._is_ours:
             return
-        found = [name for name in os.listdir(self.path) if not name.startswith(_HARMLESS)]
+        found = [path.name for path in self.path.iterdir() if not path.name.startswith(_HARMLESS)]
         if found and names.HEAD not in found:
             raise ForeignDirectoryError(
                 f"{self.path} holds {min(found)!r} but no {names.HEAD}: expected an empty directory, or "
@@ -299,4 +299,4 @@ def _walk(directory: int) -> Iterator[tuple[str, int]]:
             with suppress(FileNotFoundError):  # deleted since the directory was read
                 status = os.stat(name, dir_fd=at, follow_symlinks=False)
                 if stat.S_ISREG(status.st_mode):
-                    yield os.path.normpath(os.path.join(below, name)), status.st_size
+                    yield (PurePosixPath(below) / name).as_posix(), status.st_size
