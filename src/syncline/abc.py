@@ -11,7 +11,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import ClassVar
 
-from syncline.types import Bits, Changes, ObjectInfo, Record, Span, Step, TensorMeta, Window
+from syncline.types import (
+    Bits,
+    Changes,
+    ObjectInfo,
+    Record,
+    Span,
+    Step,
+    TensorMeta,
+    Window,
+)
 from syncline.version import HeldVersion
 
 Buffer = bytes | bytearray | memoryview
