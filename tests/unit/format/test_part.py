@@ -289,3 +289,21 @@ def test_tensors_above_4_gib_have_a_place() -> None:
     data = bytes(next(chunks))
     header = part.read_header(data, len(data) + (1 << 34) + 8, NAME)
     assert header.slots["small"].start == len(data) + (1 << 34)
+
+
+def test_a_damaged_header_is_an_error_or_tiles_the_file() -> None:
+    data = written(METAS, {"format": "pt"})
+    for index in range(part.header_bytes(data, len(data), NAME)):
+        for flip in (1, 2, 0x10, 0x80):
+            damaged = bytearray(data)
+            damaged[index] ^= flip
+            try:
+                slots = part.read_header(damaged, len(damaged), NAME).slots
+            except FormatError:
+                continue
+            ends = [slot.stop for slot in slots.values()]
+            assert ends[-1] == len(data)
+            assert [slot.start for slot in slots.values()][1:] == ends[:-1]
+    for size in range(len(data)):
+        with pytest.raises(FormatError):
+            part.read_header(data[:size], size, NAME)
