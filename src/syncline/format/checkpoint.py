@@ -50,7 +50,7 @@ class MappedFiles:
         """Return a tensor's bits. Aliasing: a view of the file, which it keeps mapped."""
         dtype = unsigned(place.meta.unit_bytes)
         if place.meta.nbytes == 0:
-            return np.empty(0, dtype)
+            return np.frombuffer(b"", dtype)
         mapped = self._maps.get(place.path)
         if mapped is None:
             mapped = self._maps[place.path] = _map(place.path)

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from manifest_samples import DELTA, FULL, SHA, entry, with_sum
 
+from manifest_samples import DELTA, FULL, SHA, entry, with_sum
 from syncline.errors import FormatError, VerifyError
 from syncline.format import digest, manifest, strict_json, table, zstd
 from syncline.types import Fingerprint, TensorMeta
