@@ -42,9 +42,7 @@ def test_the_script_writes_the_same_files_again(tmp_path: Path) -> None:
     if release != made_with:
         pytest.skip(f"zstd {release} may compress otherwise than {made_with}, which made the files")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run(
-        [sys.executable, "-W", "error", SCRIPT, tmp_path], check=True, env=environment
-    )
+    subprocess.run([sys.executable, "-W", "error", SCRIPT, tmp_path], check=True, env=environment)
     made, kept = files_of(tmp_path), files_of(GOLDEN)
     assert made.keys() == kept.keys()
     assert [name for name in made if made[name] != kept[name]] == []

@@ -127,6 +127,18 @@ def test_a_spool_drops_a_payload_that_fails() -> None:
         assert b"".join(spool.chunks())[-2:] == b"13"
 
 
+def test_a_spool_gives_the_last_payload_back() -> None:
+    with part.Spool() as spool:
+        spool.add("a", [b"1"])
+        spool.add("b", [b"22"])
+        for name in ("a", "c"):
+            with pytest.raises(FormatError, match=f"tensor '{name}' is not the last one"):
+                spool.drop(name)
+        spool.drop("b")
+        spool.add("b", [b"3"])
+        assert b"".join(spool.chunks())[-2:] == b"13"
+
+
 def test_metadata_follows_kind_and_encoding() -> None:
     digests = {"b": "0" * 32, "a": "1" * 32}
     assert part.metadata_for("full", "xor", digests) == {"format": "pt"}
