@@ -21,12 +21,12 @@ class Full(Codec):
     is_idempotent: ClassVar[bool] = True
     is_full: ClassVar[bool] = True
 
-    def encode(self, meta: TensorMeta, windows: Iterable[Window]) -> Iterator[Buffer]:  # noqa: ARG002
+    def encode(self, meta: TensorMeta, windows: Iterable[Window]) -> Iterator[Buffer]:
         """Yield the new bits window by window, each a copy."""
         for window in windows:
             yield window.new.tobytes()
 
-    def decode(self, meta: TensorMeta, payload: Buffer, base: Bits) -> Iterator[Span]:  # noqa: ARG002
+    def decode(self, meta: TensorMeta, payload: Buffer, base: Bits) -> Iterator[Span]:
         """Yield spans that are views of the payload."""
         view = memoryview(payload).cast("B")
         with blaming(meta, self.name):
@@ -37,6 +37,6 @@ class Full(Codec):
             for start in range(0, meta.unit_count, units):
                 yield Span(start, bits[start : start + units])
 
-    def predict_bytes(self, meta: TensorMeta, changed: int) -> int:  # noqa: ARG002
+    def predict_bytes(self, meta: TensorMeta, changed: int) -> int:
         """Return the tensor's size."""
         return meta.nbytes

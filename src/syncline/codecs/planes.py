@@ -48,7 +48,7 @@ class Planes(Codec):
         with blaming(meta, self.name):
             yield from encode_windows(int(is_rotated), meta, windows, pack)
 
-    def decode(self, meta: TensorMeta, payload: Buffer, base: Bits) -> Iterator[Span]:  # noqa: ARG002
+    def decode(self, meta: TensorMeta, payload: Buffer, base: Bits) -> Iterator[Span]:
         """Yield one span a window."""
         names = [f"plane {index}" for index in range(meta.unit_bytes)]
         with blaming(meta, self.name):
@@ -61,7 +61,7 @@ class Planes(Codec):
                 yield Span(start, _rotate(bits, -1) if is_rotated else bits)
             cursor.end()
 
-    def predict_bytes(self, meta: TensorMeta, changed: int) -> int:  # noqa: ARG002
+    def predict_bytes(self, meta: TensorMeta, changed: int) -> int:
         """Return about the size for normally distributed weights, whatever has changed."""
         return int(meta.nbytes * _PREDICTED_RATIO.get(meta.dtype, 1.0))
 

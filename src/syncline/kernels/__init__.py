@@ -48,7 +48,9 @@ def _backend() -> ModuleType:
     forced = config.forced_kernels()
     is_built = find_spec("syncline.kernels._native") is not None
     if forced == "native" and not is_built:
-        raise ConfigError("SYNCLINE_KERNELS: native kernels are not built here; install the package")
+        raise ConfigError(
+            "SYNCLINE_KERNELS: native kernels are not built here; install the package"
+        )
     if forced == "numpy" or not is_built:
         return reference
     return import_module("syncline.kernels.native")
