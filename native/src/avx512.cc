@@ -17,7 +17,14 @@ struct Avx512 {
   static Word mul64(Word a, std::uint64_t b) noexcept {
     return _mm512_mullo_epi64(a, _mm512_set1_epi64(static_cast<long long>(b)));
   }
-  static std::uint64_t sum(Word a) noexcept { return static_cast<std::uint64_t>(_mm512_reduce_add_epi64(a)); }
+  // Not _mm512_reduce_add_epi64: it adds signed numbers, which must not wrap.
+  static std::uint64_t sum(Word a) noexcept {
+    alignas(64) std::uint64_t lanes[kLanes];
+    _mm512_store_si512(lanes, a);
+    std::uint64_t total = 0;
+    for (const std::uint64_t lane : lanes) total += lane;
+    return total;
+  }
 
   template <std::size_t W>
   static Word digit(Word data, std::size_t i) noexcept {
