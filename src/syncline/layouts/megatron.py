@@ -8,29 +8,19 @@ really has.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from itertools import product
+from dataclasses import replace
 from math import ceil
 
 from syncline.errors import LayoutError
-from syncline.layouts.blocks import (
-    Block,
-    CanonicalTensor,
-    Catalog,
-    Layout,
-    LocalTensor,
-    Placement,
-    plain,
-    row_major,
-)
+from syncline.layouts.blocks import Block, Layout, LocalTensor, Placement, plain, row_major
+from syncline.layouts.build import Builder, Cuts, Part, collect
 from syncline.layouts.families import EMBEDDING, FINAL_NORM, OUTPUT, TIED_OUTPUT, WRAPPERS, families
 from syncline.layouts.mesh import Coordinates, MegatronMesh
 from syncline.layouts.model import Config, Model, read_model
-from syncline.layouts.rules import Cut, Piece, Rule, arrange, resolve
+from syncline.layouts.rules import Cut, Rule
 from syncline.types import TensorMeta
 
 _VISION = "model.visual."
-_Held = tuple[tuple[LocalTensor, ...], tuple[Block, ...]]
 
 
 def model_of(config: Config) -> Model:
@@ -67,57 +57,52 @@ def megatron_layout(
     if mtp is not None:
         config = {**config, "num_nextn_predict_layers": mtp}
     metas = None if checkpoint is None else {meta.name: meta for meta in checkpoint}
-    builder = _Builder(model_of(config), mesh, frozenset(seen), padded_vocab, metas)
-    cache: dict[Coordinates, _Held] = {}
+    stages = _Stages(model_of(config), mesh, seen, padded_vocab, metas)
+    cache: dict[Coordinates, tuple[tuple[LocalTensor, ...], tuple[Block, ...]]] = {}
     placements = []
     for rank in range(mesh.world):
         at = mesh.coordinates(rank)
         if at not in cache:
-            cache[at] = builder.held(at)
+            cache[at] = stages.held(at)
         placements.append(Placement(rank, *cache[at]))
     if metas is not None:
-        _same_tensors(builder.catalog, metas)
-    return Layout(builder.catalog, tuple(placements))
+        stages.compare(metas)
+    return Layout(stages.catalog, tuple(placements))
 
 
-def _same_tensors(catalog: Catalog, metas: Mapping[str, TensorMeta]) -> None:
-    problems = [f"{name}: only in the checkpoint" for name in metas if name not in catalog]
-    for name, tensor in catalog.items():
-        if name not in metas:
-            problems.append(f"{name}: not in the checkpoint")
-        elif metas[name].shape != tensor.meta.shape:
-            problems.append(
-                f"{name}: {tensor.meta.shape} by the tables, {metas[name].shape} in the checkpoint"
-            )
-    if problems:
-        listed = "\n  ".join(problems[:20])
-        raise LayoutError(
-            f"config and checkpoint do not describe the same model; {len(problems)} differences:\n  "
-            f"{listed}"
+class _Stages(Builder):
+    """Walks the stages of a mesh: which rules apply to the rank at a coordinate."""
+
+    def __init__(
+        self,
+        model: Model,
+        mesh: MegatronMesh,
+        seen: Collection[str],
+        padded_vocab: int | None,
+        metas: Mapping[str, TensorMeta] | None,
+    ) -> None:
+        super().__init__(model, metas, seen)
+        self.mesh = mesh
+        self.padded_vocab = (
+            ceil(model.dims["vocab"] / mesh.tp) * mesh.tp if padded_vocab is None else padded_vocab
         )
 
-
-@dataclass(slots=True)
-class _Builder:
-    """Applies a model's rules to one coordinate after the other, and collects the catalog."""
-
-    model: Model
-    mesh: MegatronMesh
-    seen: frozenset[str]
-    padded_vocab: int | None
-    metas: Mapping[str, TensorMeta] | None
-    catalog: dict[str, CanonicalTensor] = field(default_factory=dict)
-
-    def held(self, at: Coordinates) -> _Held:
+    def held(self, at: Coordinates) -> tuple[tuple[LocalTensor, ...], tuple[Block, ...]]:
         """Return what the rank at these coordinates holds."""
-        tensors: list[LocalTensor] = []
-        blocks: list[Block] = []
-        for tensor, its_blocks in self._parts(at):
-            tensors.append(tensor)
-            blocks.extend(its_blocks)
-        return tuple(tensors), tuple(blocks)
+        return collect(self._parts(at))
 
-    def _parts(self, at: Coordinates) -> Iterator[tuple[LocalTensor, list[Block]]]:
+    def _cuts(self, at: Coordinates, holders: int = 1) -> Cuts:
+        mesh, experts = self.mesh, self.model.dims.get("experts", 0)
+        if experts % mesh.ep:
+            raise LayoutError(f"{experts} experts cannot be cut into {mesh.ep} equal parts")
+        each, group = experts // mesh.ep, self.model.dims["groups"]
+        return Cuts(
+            Cut(at.tp, mesh.tp, mesh.stage_ranks // mesh.tp * holders, group, self.padded_vocab),
+            Cut(at.etp, mesh.expert_tp, mesh.stage_ranks // (mesh.ep * mesh.expert_tp)),
+            tuple(range(at.ep * each, (at.ep + 1) * each)),
+        )
+
+    def _parts(self, at: Coordinates) -> Iterator[Part]:
         model, last = self.model, at.pp == self.mesh.pp - 1
         tied = "tie_word_embeddings" in model.layer_tags[0]
         copies = model.family.mtp_copies if model.mtp else None
@@ -137,7 +122,7 @@ class _Builder:
         if last:
             if model.mtp and at.pp:
                 yield self._shared(end, EMBEDDING, at, embedding_holders, embed_copies)
-            yield from self._apply(FINAL_NORM, [end + model.local_root], "", at)
+            yield from self.apply(FINAL_NORM, [end + model.local_root], "", self._cuts(at))
             for k in range(model.mtp):
                 yield from self._mtp(k, end, at)
             if not tied:
@@ -147,41 +132,41 @@ class _Builder:
 
     def _shared(
         self, chunk: str, rule: Rule, at: Coordinates, holders: int, copy: str | None
-    ) -> tuple[LocalTensor, list[Block]]:
+    ) -> Part:
         """Return embedding or output: held by several stages, with stored copies in the checkpoint."""
         prefix = chunk + self.model.local_root
-        ((tensor, blocks),) = self._apply(rule, [prefix], "", at, holders)
+        cuts = self._cuts(at, holders)
+        ((tensor, blocks),) = self.apply(rule, [prefix], "", cuts)
         pieces = list(blocks)
         for k in range(self.model.mtp if copy else 0):
             stored = replace(rule, pieces=(str(copy),))
-            ((_, aliases),) = self._apply(stored, [prefix], self._mtp_prefix(k), at, holders)
+            ((_, aliases),) = self.apply(stored, [prefix], self._mtp_prefix(k), cuts)
             pieces.extend(replace(block, is_alias=True) for block in aliases)
         return tensor, pieces
 
     def _mtp_prefix(self, k: int) -> str:
         return self.model.family.mtp_prefix.format(k=k, l=self.model.layers + k)
 
-    def _mtp(
-        self, k: int, chunk: str, at: Coordinates
-    ) -> Iterator[tuple[LocalTensor, list[Block]]]:
+    def _mtp(self, k: int, chunk: str, at: Coordinates) -> Iterator[Part]:
         family, local = self.model.family, f"{chunk}{self.model.local_root}mtp.layers.{k}."
         prefix = self._mtp_prefix(k)
         inner = prefix
         if family.mtp_inner is not None:
             inner = family.mtp_inner.format(k=k, l=self.model.layers + k)
         for rule in family.mtp:
-            yield from self._apply(rule, [local], prefix, at)
+            yield from self.apply(rule, [local], prefix, self._cuts(at))
         locals_ = [f"{local}mtp_model_layer.", f"{local}transformer_layer."]
         yield from self._layer(locals_, inner, self.model.layer_tags[self.model.layers + k], at)
 
     def _layer(
         self, locals_: list[str], prefix: str, tags: frozenset[str], at: Coordinates
-    ) -> Iterator[tuple[LocalTensor, list[Block]]]:
+    ) -> Iterator[Part]:
+        cuts = self._cuts(at)
         for rule in self.model.family.layer:
             if rule.holds(tags):
-                yield from self._apply(rule, locals_, prefix, at)
+                yield from self.apply(rule, locals_, prefix, cuts)
 
-    def _vision(self) -> Iterator[tuple[LocalTensor, list[Block]]]:
+    def _vision(self) -> Iterator[Part]:
         for meta in (self.metas or {}).values():
             if not (self.model.local_root and meta.name.startswith(_VISION)):
                 continue
@@ -191,58 +176,6 @@ class _Builder:
             strides = row_major(meta.shape)
             block = Block(meta.name, start, meta.shape, name, 0, strides, self.mesh.stage_ranks)
             yield LocalTensor(name, meta.dtype, meta.shape), [block]
-
-    def _apply(
-        self, rule: Rule, locals_: list[str], prefix: str, at: Coordinates, holders: int = 1
-    ) -> Iterator[tuple[LocalTensor, list[Block]]]:
-        """Yield the local tensors that one rule gives at these coordinates."""
-        mesh, dims = self.mesh, self.model.dims
-        if not rule.is_expert:
-            cut = self._cut(rule, at.tp, mesh.tp, mesh.stage_ranks // mesh.tp * holders)
-            pieces = [self._piece(rule, text, prefix) for text in rule.pieces]
-            yield self._local(rule, self._spelling(locals_, rule.local), pieces, cut)
-            return
-        if dims["experts"] % mesh.ep:
-            raise LayoutError(f"{dims['experts']} experts cannot be cut into {mesh.ep} equal parts")
-        held = dims["experts"] // mesh.ep
-        copies = mesh.stage_ranks // (mesh.ep * mesh.expert_tp)
-        cut = self._cut(rule, at.etp, mesh.expert_tp, copies)
-        for e in range(held):
-            local = self._spelling(locals_, rule.local.replace("{e}", str(e)))
-            pieces = [self._piece(rule, text, prefix, e + at.ep * held) for text in rule.pieces]
-            yield self._local(rule, local, pieces, cut)
-
-    def _cut(self, rule: Rule, index: int, ways: int, copies: int) -> Cut:
-        dims = self.model.dims
-        if rule.kind == "replicated":
-            copies *= ways
-        padded = self.padded_vocab
-        if padded is None:
-            padded = ceil(dims["vocab"] / ways) * ways
-        return Cut(index, ways, copies, dims["groups"], padded)
-
-    def _piece(self, rule: Rule, text: str, prefix: str, expert: int = 0) -> Piece:
-        piece = resolve(text, self.model.dims, prefix, expert)
-        piece = replace(piece, name=self.model.canonical(piece.name))
-        if piece.name not in self.catalog:
-            known = self.metas.get(piece.name) if self.metas else None
-            dtype = known.dtype if known else rule.dtype or self.model.dtype
-            meta = TensorMeta(piece.name, dtype, piece.shape)
-            self.catalog[piece.name] = CanonicalTensor(meta, piece.grid)
-        return piece
-
-    def _spelling(self, prefixes: list[str], local: str) -> str:
-        spellings = [a + b for a, b in product(prefixes, local.split("|"))]
-        return next((name for name in spellings if name in self.seen), spellings[0])
-
-    def _local(
-        self, rule: Rule, name: str, pieces: list[Piece], cut: Cut
-    ) -> tuple[LocalTensor, list[Block]]:
-        shape, blocks, padding = arrange(rule.kind, pieces, cut, name)
-        if rule.add:
-            blocks = [replace(block, add=rule.add) for block in blocks]
-        dtype = self.catalog[pieces[0].name].meta.dtype
-        return LocalTensor(name, dtype, shape, padding), blocks
 
 
 def match(placement: Placement, found: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:

@@ -16,7 +16,7 @@ the piece, in reverse order after `T`. `{e}` in a name is the number of an exper
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -102,7 +102,12 @@ class Piece:
         return tuple(prod(extents) for extents in self.extents)
 
     def blocks(
-        self, ranges: Sequence[tuple[int, int]], local: str, offset: int, strides: Sequence[int]
+        self,
+        ranges: Sequence[tuple[int, int]],
+        local: str,
+        offset: int,
+        strides: Sequence[int],
+        copies: int,
     ) -> Iterator[Block]:
         """Yield the blocks that put a part of the array, (start, count) per axis, at a local place."""
         choices = [
@@ -120,7 +125,7 @@ class Piece:
                     start[k] += a
                     shape[k] = n
                     steps[k] = step * strides[axis]
-            yield Block(self.name, tuple(start), tuple(shape), local, place, tuple(steps))
+            yield Block(self.name, tuple(start), tuple(shape), local, place, tuple(steps), copies)
 
 
 @lru_cache(maxsize=None)
@@ -156,8 +161,14 @@ def size_of(term: str, dims: Dims) -> int:
         ) from error
 
 
-def resolve(text: str, dims: Dims, prefix: str, expert: int = 0) -> Piece:
-    """Return a piece with numbers for names.
+def resolve(
+    text: str,
+    dims: Dims,
+    prefix: str,
+    expert: int = 0,
+    rename: Callable[[str], str] = str,
+) -> Piece:
+    """Return a piece with numbers for names; `rename` has the last word on its tensor's name.
 
     Example:
         >>> resolve("up.weight: inter+inter#1 hidden", {"inter": 6, "hidden": 4}, "mlp.")
@@ -190,7 +201,7 @@ extents=((6,), (4,)))
         axes.reverse()
         extents.reverse()
     return Piece(
-        prefix + name.replace("{e}", str(expert)),
+        rename(prefix + name.replace("{e}", str(expert))),
         tuple(shape),
         tuple(grid),
         tuple(start),
@@ -250,12 +261,16 @@ def arrange(
     shape = (rows, *columns) if sides[0] else ()
     strides = row_major(shape)
     blocks = [
-        Block(b.name, b.start, b.shape, b.local, b.offset, b.strides, cut.copies * copies)
+        block
         for index, ranges, row, copies in runs
-        for b in pieces[index].blocks(
-            ranges if sides[0] else [], local, row * strides[0] if strides else 0, strides
+        for block in pieces[index].blocks(
+            ranges if sides[0] else [],
+            local,
+            row * strides[0] if strides else 0,
+            strides,
+            cut.copies * copies,
         )
-        if b.count
+        if block.count
     ]
     return shape, blocks, padding
 

@@ -1,0 +1,9 @@
+"""Plans: from the layout of a trainer and the layout of an engine, who sends what to whom.
+
+Pure geometry: sees metadata, never an element; the same plan on every rank, with a digest to prove it.
+"""
+
+from syncline.plan.pieces import Piece, intersect
+from syncline.plan.planner import Load, Plan, Transfer, load_of, make_plan
+
+__all__ = ["Load", "Piece", "Plan", "Transfer", "intersect", "load_of", "make_plan"]
