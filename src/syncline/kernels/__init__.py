@@ -1,0 +1,355 @@
+"""The one door to fast code: arguments are checked here, then the fastest kernel there is runs.
+
+Bits are flat, C-contiguous unsigned arrays of 1, 2, 4 or 8 bytes a unit and may be unaligned views; they
+are compared and copied as integers. The native kernels are used where they are built, else the numpy
+reference, with the same results bit for bit. Nothing here starts threads or keeps state.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncline.errors import CodecError, LayoutError
+from syncline.kernels import reference
+from syncline.types import Bits, Fingerprint, unsigned
+
+__all__ = [
+    "check_ascending",
+    "decode_gaps",
+    "diff",
+    "encode_gaps",
+    "fingerprint",
+    "fingerprint_change",
+    "gather",
+    "join_planes",
+    "scatter",
+    "seeds",
+    "split_planes",
+    "steps",
+    "unsteps",
+    "xor",
+]
+
+_MAX_UNITS = 1 << 32
+_MASK_64 = (1 << 64) - 1
+
+seeds = reference.seeds
+
+
+@cache
+def _backend() -> ModuleType:
+    if find_spec("syncline.kernels._native") is None:
+        return reference
+    return import_module("syncline.kernels.native")
+
+
+def diff(old: Bits, new: Bits, *, refresh: bool = False) -> tuple[NDArray[np.uint32], Bits, Bits]:
+    """Find where two arrays differ, in one pass; with `refresh`, also make `old` equal `new`.
+
+    Args:
+        old, new: (n,) bits of the same width; n at most 2**32. `old` is written if `refresh`.
+
+    Returns:
+        offsets (k,) uint32, strictly ascending; old bits (k,) as before the call; new bits (k,).
+
+    Raises:
+        LayoutError: widths or lengths differ, or `old` is read-only and is to be refreshed.
+
+    Cost: one pass over both; allocates O(k). Aliasing: results are copies.
+
+    Example:
+        >>> old, new = np.array([5, 6, 7], "u2"), np.array([5, 9, 7], "u2")
+        >>> [part.tolist() for part in diff(old, new)]
+        [[1], [6], [9]]
+    """
+    _check_pair(old, new)
+    _check_window(old.size)
+    if refresh:
+        _check_writable(old)
+    changes: tuple[NDArray[np.uint32], Bits, Bits] = _backend().diff(old, new, refresh=refresh)
+    return changes
+
+
+def scatter(target: Bits, offsets: NDArray[np.uint32], bits: Bits) -> None:
+    """Write `bits[i]` at `target[offsets[i]]`, in order; all of them or, on an error, none.
+
+    Raises:
+        LayoutError: widths or lengths do not fit, or `target` is read-only.
+        CodecError: an offset is not below the length of `target`; names the first.
+    """
+    _check_changes(offsets, bits)
+    _check_width(target, bits)
+    _check_writable(target)
+    _backend().scatter(target, offsets, bits)
+
+
+def gather(source: Bits, offsets: NDArray[np.uint32]) -> Bits:
+    """Return a copy of the units of `source` at `offsets`, in that order.
+
+    Raises:
+        LayoutError: an argument is not of the right type.
+        CodecError: an offset is not below the length of `source`; names the first.
+    """
+    _check_bits(source)
+    _check_offsets(offsets)
+    bits: Bits = _backend().gather(source, offsets)
+    return bits
+
+
+def check_ascending(offsets: NDArray[np.uint32], limit: int) -> None:
+    """Return if the offsets rise strictly and all lie below `limit`.
+
+    Raises:
+        CodecError: they do not; names the first offset that is out of range, or else out of order.
+
+    Example:
+        >>> check_ascending(np.array([1, 5, 9], np.uint32), 10)
+    """
+    _check_offsets(offsets)
+    reference.check_ascending(offsets, limit)
+
+
+def xor(a: Bits, b: Bits) -> Bits:
+    """Return the bitwise XOR of two arrays of the same width and length, as a new array.
+
+    Raises:
+        LayoutError: widths or lengths differ.
+    """
+    _check_pair(a, b)
+    return reference.xor(a, b)
+
+
+def fingerprint(bits: Bits, start: int, seeds: tuple[int, int]) -> Fingerprint:
+    """Return the fingerprint of consecutive units of a tensor; pieces add up to the whole.
+
+    Args:
+        bits: (n,) bits; n may be 0.
+        start: unit index of `bits[0]` in its tensor.
+        seeds: what `seeds` returns for the tensor's name.
+
+    Source: docs/reference/format.md section 5. Cost: one pass, no allocation.
+
+    Raises:
+        LayoutError: `bits` is not of the right type, or `start` is negative or beyond 64 bits.
+
+    Example:
+        >>> bits, keys = np.arange(5000, dtype=np.uint16), seeds("model.norm.weight")
+        >>> parts = fingerprint(bits[:1700], 0, keys) + fingerprint(bits[1700:], 1700, keys)
+        >>> parts == fingerprint(bits, 0, keys)
+        True
+    """
+    _check_bits(bits)
+    _check_start(start)
+    total: Fingerprint = _backend().fingerprint(bits, start, seeds)
+    return total
+
+
+def fingerprint_change(
+    start: int,
+    offsets: NDArray[np.uint32],
+    old_bits: Bits,
+    new_bits: Bits,
+    seeds: tuple[int, int],
+) -> Fingerprint:
+    """Return what to add to a tensor's fingerprint when units change from the old bits to the new.
+
+    Args:
+        start: unit index in the tensor that offset 0 stands for.
+        offsets: (k,) uint32, in any order.
+        old_bits, new_bits: (k,) bits before and after.
+        seeds: what `seeds` returns for the tensor's name.
+
+    Cost: O(k), no allocation.
+
+    Raises:
+        LayoutError: lengths or widths do not fit, or `start` is negative or beyond 64 bits.
+
+    Example:
+        >>> old, keys = np.arange(9, dtype=np.uint8), seeds("t")
+        >>> new = old.copy()
+        >>> new[4] = 200
+        >>> change = fingerprint_change(0, *diff(old, new), keys)
+        >>> fingerprint(old, 0, keys) + change == fingerprint(new, 0, keys)
+        True
+    """
+    _check_pair(old_bits, new_bits)
+    _check_changes(offsets, new_bits)
+    _check_start(start)
+    change: Fingerprint = _backend().fingerprint_change(start, offsets, old_bits, new_bits, seeds)
+    return change
+
+
+def encode_gaps(
+    offsets: NDArray[np.uint32], low_bytes: int
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Turn strictly ascending offsets into gap bytes (docs/reference/format.md section 6.5).
+
+    Args:
+        offsets: (k,) uint32, strictly ascending: `check_ascending` holds.
+        low_bytes: 0, 1 or 2: how many low bytes of every gap go to planes of their own.
+
+    Returns:
+        low (low_bytes, k) uint8 planes; high (m,) uint8: the rest of each gap, escaped by 255s.
+
+    Raises:
+        LayoutError: the offsets are not uint32, or `low_bytes` is not 0, 1 or 2.
+
+    Example:
+        >>> low, high = encode_gaps(np.array([3, 4, 1000], np.uint32), 1)
+        >>> low.tolist(), high.tolist()
+        ([[3, 0, 227]], [0, 0, 3])
+    """
+    _check_offsets(offsets)
+    _check_low_bytes(low_bytes)
+    gaps: tuple[NDArray[np.uint8], NDArray[np.uint8]] = _backend().encode_gaps(offsets, low_bytes)
+    return gaps
+
+
+def decode_gaps(
+    low: NDArray[np.uint8], high: NDArray[np.uint8], count: int, limit: int
+) -> NDArray[np.uint32]:
+    """Turn gap bytes back into offsets; any input is either refused or gives legal offsets.
+
+    Args:
+        low: (low_bytes, count) uint8.
+        high: (m,) uint8.
+        count: number of offsets announced.
+        limit: every offset must be below it; at most 2**32.
+
+    Returns:
+        offsets (count,) uint32, strictly ascending, below `limit`.
+
+    Raises:
+        CodecError: the bytes are not what `encode_gaps` makes of `count` offsets below `limit`.
+            Checked before O(count) is allocated: `count` is not above `limit`.
+
+    Example:
+        >>> decode_gaps(np.array([[3, 0, 227]], np.uint8), np.array([0, 0, 3], np.uint8), 3, 1001).tolist()
+        [3, 4, 1000]
+    """
+    _check_window(limit)
+    _check_low_bytes(low.shape[0] if low.ndim == 2 else -1)
+    if not 0 <= count <= limit:
+        raise CodecError(f"{count} changes are announced for a window of {limit} units")
+    if low.dtype != np.uint8 or low.shape[1] != count:
+        raise CodecError(f"the low gap bytes hold {low.shape[1]} gaps where {count} are announced")
+    longest = count + (limit >> 8 * low.shape[0]) // reference.ESCAPE
+    if high.dtype != np.uint8 or high.ndim != 1 or not count <= high.size <= longest:
+        raise CodecError(
+            f"{high.size} high gap bytes cannot hold {count} gaps in a window of {limit} units: "
+            f"expected {count} to {longest}"
+        )
+    offsets: NDArray[np.uint32] = _backend().decode_gaps(
+        np.ascontiguousarray(low), np.ascontiguousarray(high), count, limit
+    )
+    return offsets
+
+
+def split_planes(bits: Bits) -> NDArray[np.uint8]:
+    """Return (unit_bytes, k) uint8: row p holds byte p of every unit, the lowest byte first.
+
+    Example:
+        >>> split_planes(np.array([0x1234, 0x5678], np.uint16)).tolist() == [[0x34, 0x78], [0x12, 0x56]]
+        True
+    """
+    _check_bits(bits)
+    return reference.split_planes(bits)
+
+
+def join_planes(planes: NDArray[np.uint8]) -> Bits:
+    """Undo `split_planes`: return (k,) bits whose width is the number of rows (1, 2, 4 or 8).
+
+    Raises:
+        LayoutError: `planes` is not uint8 with 1, 2, 4 or 8 rows.
+    """
+    if planes.dtype != np.uint8 or planes.ndim != 2 or planes.shape[0] not in (1, 2, 4, 8):
+        raise LayoutError(
+            f"byte planes must be uint8 with 1, 2, 4 or 8 rows, not {planes.dtype} of shape "
+            f"{planes.shape}"
+        )
+    return reference.join_planes(planes)
+
+
+def steps(old: Bits, new: Bits) -> Bits:
+    """Return `new - old`, modulo the width, as a signed number in zigzag form: 0, -1, 1 -> 0, 1, 2.
+
+    Raises:
+        LayoutError: widths or lengths differ.
+
+    Example:
+        >>> steps(np.array([7, 7, 7], np.uint8), np.array([7, 6, 8], np.uint8)).tolist()
+        [0, 1, 2]
+    """
+    _check_pair(old, new)
+    return reference.steps(old, new)
+
+
+def unsteps(old: Bits, zigzag: Bits) -> Bits:
+    """Undo `steps`: return the new bits.
+
+    Raises:
+        LayoutError: widths or lengths differ.
+    """
+    _check_pair(old, zigzag)
+    return reference.unsteps(old, zigzag)
+
+
+def _check_bits(bits: Bits) -> None:
+    if bits.dtype not in map(unsigned, (1, 2, 4, 8)):
+        raise LayoutError(f"bits must be uint8, uint16, uint32 or uint64, not {bits.dtype}")
+    if bits.ndim != 1 or not bits.flags.c_contiguous:
+        raise LayoutError(
+            f"bits must be flat and contiguous, not of shape {bits.shape} and strides {bits.strides}"
+        )
+
+
+def _check_offsets(offsets: NDArray[np.uint32]) -> None:
+    _check_bits(offsets)
+    if offsets.dtype != np.uint32:
+        raise LayoutError(f"offsets must be uint32, not {offsets.dtype}")
+
+
+def _check_width(a: Bits, b: Bits) -> None:
+    _check_bits(a)
+    _check_bits(b)
+    if a.dtype != b.dtype:
+        raise LayoutError(f"both arrays must have one width, not {a.dtype} and {b.dtype}")
+
+
+def _check_pair(a: Bits, b: Bits) -> None:
+    _check_width(a, b)
+    if a.size != b.size:
+        raise LayoutError(f"both arrays must have one length, not {a.size} and {b.size}")
+
+
+def _check_changes(offsets: NDArray[np.uint32], bits: Bits) -> None:
+    _check_offsets(offsets)
+    _check_bits(bits)
+    if offsets.size != bits.size:
+        raise LayoutError(f"there are {offsets.size} offsets for {bits.size} units")
+
+
+def _check_writable(bits: Bits) -> None:
+    if not bits.flags.writeable:
+        raise LayoutError("the array to write is read-only; pass a writable one")
+
+
+def _check_window(count: int) -> None:
+    if count > _MAX_UNITS:
+        raise LayoutError(f"a window holds at most {_MAX_UNITS} units, not {count}; split it")
+
+
+def _check_start(start: int) -> None:
+    if not 0 <= start <= _MASK_64 >> 2:
+        raise LayoutError(f"a window starts at a unit index of 0 to 2**62 - 1, not {start}")
+
+
+def _check_low_bytes(low_bytes: int) -> None:
+    if low_bytes not in (0, 1, 2):
+        raise LayoutError(f"gaps have 0, 1 or 2 low bytes in planes of their own, not {low_bytes}")

@@ -1,0 +1,206 @@
+"""Every kernel in plain numpy: the definition that the native ones are tested against.
+
+Arguments are already checked by the door (`syncline.kernels`): arrays are flat, contiguous, unsigned and
+of matching length. Nothing here is tuned beyond what numpy does by itself; views may be unaligned.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncline.errors import CodecError
+from syncline.types import Bits, Fingerprint, unsigned
+
+ROW_DIGITS = 1024
+ESCAPE = 255
+_ROW_STRIDE = np.uint64(0xD1342543DE82EF95)
+_ROWS_AT_ONCE = 256
+_LOW_32 = np.uint64(0xFFFFFFFF)
+_ONE = np.uint64(1)
+
+U8 = NDArray[np.uint8]
+U32 = NDArray[np.uint32]
+U64 = NDArray[np.uint64]
+
+
+def diff(old: Bits, new: Bits, *, refresh: bool) -> tuple[U32, Bits, Bits]:
+    """Return the offsets where two arrays differ and both sides' bits there; maybe update `old`."""
+    offsets = np.flatnonzero(old != new).astype(np.uint32)
+    old_bits, new_bits = old[offsets], new[offsets]
+    if refresh:
+        old[offsets] = new_bits
+    return offsets, old_bits, new_bits
+
+
+def scatter(target: Bits, offsets: U32, bits: Bits) -> None:
+    """Write `bits[i]` at `target[offsets[i]]`; nothing is written if an offset is out of range."""
+    check_range(offsets, target.size)
+    target[offsets] = bits
+
+
+def gather(source: Bits, offsets: U32) -> Bits:
+    """Return `source[offsets]`."""
+    check_range(offsets, source.size)
+    return source[offsets]
+
+
+def check_range(offsets: U32, limit: int) -> None:
+    """Raise CodecError naming the first offset that is not below `limit`."""
+    if offsets.size and int(offsets.max()) >= limit:
+        index = int(np.argmax(offsets >= limit))
+        raise out_of_range(index, int(offsets[index]), limit)
+
+
+def out_of_range(index: int, offset: int, limit: int) -> CodecError:
+    """Return the error for one offset that is not below `limit`."""
+    return CodecError(
+        f"offset {index} of the changes is {offset}, which is not below the window's {limit} units; "
+        "the changes are not for this window"
+    )
+
+
+def check_ascending(offsets: U32, limit: int) -> None:
+    """Raise CodecError naming the first offset that does not rise, or is not below `limit`."""
+    check_range(offsets, limit)
+    falls = offsets[1:] <= offsets[:-1]
+    if falls.any():
+        index = int(np.argmax(falls)) + 1
+        raise CodecError(
+            f"offset {index} of the changes is {offsets[index]}, which is not above the one before it "
+            f"({offsets[index - 1]}); offsets must rise strictly"
+        )
+
+
+def xor(a: Bits, b: Bits) -> Bits:
+    """Return `a ^ b`; through bytes, so that unaligned views stay on numpy's fast path."""
+    mixed: Bits = (a.view(np.uint8) ^ b.view(np.uint8)).view(a.dtype)
+    return mixed
+
+
+def split_planes(bits: Bits) -> U8:
+    """Return the bytes of every unit as rows: row p holds byte p, the lowest first."""
+    return np.ascontiguousarray(bits.view(np.uint8).reshape(bits.size, bits.itemsize).T)
+
+
+def join_planes(planes: U8) -> Bits:
+    """Undo `split_planes`."""
+    joined: Bits = np.ascontiguousarray(planes.T).reshape(-1).view(unsigned(planes.shape[0]))
+    return joined
+
+
+def steps(old: Bits, new: Bits) -> Bits:
+    """Return `new - old` as a signed number folded into an unsigned one: 0, -1, 1, -2 -> 0, 1, 2, 3."""
+    step = (new - old).view(f"<i{old.itemsize}")
+    folded: Bits = ((step << 1) ^ (step >> (8 * old.itemsize - 1))).view(old.dtype)
+    return folded
+
+
+def unsteps(old: Bits, zigzag: Bits) -> Bits:
+    """Undo `steps`."""
+    one = zigzag.dtype.type(1)
+    moved: Bits = old + ((zigzag >> one) ^ (~(zigzag & one) + one))
+    return moved
+
+
+def encode_gaps(offsets: U32, low_bytes: int) -> tuple[U8, U8]:
+    """Return (low planes, escaped rest) of the gaps between ascending offsets."""
+    gaps = offsets.astype(np.uint64)
+    gaps[1:] -= gaps[:-1] + _ONE
+    low = np.empty((low_bytes, offsets.size), np.uint8)
+    for plane in range(low_bytes):
+        low[plane] = gaps >> np.uint64(8 * plane) & np.uint64(0xFF)
+    escapes, rest = np.divmod(gaps >> np.uint64(8 * low_bytes), np.uint64(ESCAPE))
+    ends = np.cumsum(escapes + _ONE)
+    high = np.full(int(ends[-1]) if ends.size else 0, ESCAPE, np.uint8)
+    high[ends - _ONE] = rest
+    return low, high
+
+
+def decode_gaps(low: U8, high: U8, count: int, limit: int) -> U32:
+    """Undo `encode_gaps`; the caller has checked shapes and that `high` can be legal at all."""
+    if high.size and high[-1] == ESCAPE:
+        raise CodecError(f"the gap bytes end inside a gap: byte {high.size - 1} is an escape")
+    ends = np.flatnonzero(high != ESCAPE)
+    if ends.size != count:
+        raise CodecError(f"the gap bytes hold {ends.size} gaps where {count} are announced")
+    escapes = np.diff(ends, prepend=-1) - 1
+    gaps = escapes.astype(np.uint64) * np.uint64(ESCAPE) + high[ends]
+    for plane in reversed(range(low.shape[0])):
+        gaps = gaps << np.uint64(8) | low[plane]
+    offsets = np.cumsum(gaps + _ONE) - _ONE
+    if count and int(offsets[-1]) >= limit:
+        index = int(np.argmax(offsets >= limit))
+        raise out_of_range(index, int(offsets[index]), limit)
+    return offsets.astype(np.uint32)
+
+
+def splitmix(x: U64) -> U64:
+    """Return the splitmix64 hash of every x (docs/reference/format.md section 5)."""
+    z = x + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ z >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ z >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return z ^ z >> np.uint64(31)
+
+
+def column_keys() -> tuple[U64, U64]:
+    """Return XA and XB: 1024 odd 32-bit numbers each, as uint64."""
+    mixed = splitmix(np.arange(ROW_DIGITS, dtype=np.uint64))
+    return mixed & _LOW_32 | _ONE, mixed >> np.uint64(32) | _ONE
+
+
+def row_keys(rows: U64, seeds: tuple[int, int]) -> tuple[U64, U64]:
+    """Return YA and YB of these rows for a tensor with these seeds."""
+    strides = rows * _ROW_STRIDE
+    a, b = (splitmix(strides + np.uint64(seed)) | _ONE for seed in seeds)
+    return a, b
+
+
+def seeds(name: str) -> tuple[int, int]:
+    """Return the two row-key seeds of the tensor with this name."""
+    digest = hashlib.sha256(name.encode()).digest()
+    return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:16], "little")
+
+
+def fingerprint(bits: Bits, start: int, seeds: tuple[int, int]) -> Fingerprint:
+    """Return the fingerprint of consecutive units, the first of which is unit `start`."""
+    digits, first = _digits(bits), start * max(1, bits.itemsize // 4)
+    keys = column_keys()
+    totals = np.zeros(2, np.uint64)
+    done = 0
+    while done < digits.size:
+        row, column = divmod(first + done, ROW_DIGITS)
+        taken = digits[done : done + _ROWS_AT_ONCE * ROW_DIGITS - column]
+        row_count = -(-(column + taken.size) // ROW_DIGITS)
+        block = np.zeros(row_count * ROW_DIGITS, np.uint64)
+        block[column : column + taken.size] = taken
+        ys = row_keys(np.arange(row_count, dtype=np.uint64) + np.uint64(row), seeds)
+        for lane, (x, y) in enumerate(zip(keys, ys, strict=True)):
+            totals[lane] += ((block.reshape(row_count, ROW_DIGITS) * x).sum(1) * y).sum()
+        done += taken.size
+    return Fingerprint(int(totals[0]), int(totals[1]))
+
+
+def fingerprint_change(
+    start: int, offsets: U32, old_bits: Bits, new_bits: Bits, seeds: tuple[int, int]
+) -> Fingerprint:
+    """Return what to add to a fingerprint when these units go from the old bits to the new."""
+    places = offsets.astype(np.uint64) + np.uint64(start)
+    if old_bits.itemsize == 8:
+        low = places * np.uint64(2)
+        places = np.stack([low, low + _ONE], 1).reshape(-1)
+    rise = _digits(new_bits).astype(np.uint64) - _digits(old_bits).astype(np.uint64)
+    columns = places & np.uint64(ROW_DIGITS - 1)
+    a, b = (
+        int((y * x[columns] * rise).sum(dtype=np.uint64))
+        for x, y in zip(column_keys(), row_keys(places >> np.uint64(10), seeds), strict=True)
+    )
+    return Fingerprint(a, b)
+
+
+def _digits(bits: Bits) -> NDArray[Any]:
+    """Return the digits of consecutive units: halves of 8-byte units, low first, else the units."""
+    return bits.view("<u4") if bits.itemsize == 8 else bits
