@@ -15,16 +15,19 @@ from syncline.layouts.blocks import (
 )
 from syncline.layouts.coverage import check
 from syncline.layouts.dense import gather, scatter
+from syncline.layouts.engines import EngineMesh, engine_layout
 from syncline.layouts.megatron import match, megatron_layout, padded_rows
 from syncline.layouts.mesh import MegatronMesh
 from syncline.layouts.model import Family
 from syncline.layouts.positions import PositionMap
+from syncline.layouts.proof import fingerprint, once
 from syncline.layouts.rules import Rule
 
 __all__ = [
     "Block",
     "CanonicalTensor",
     "Catalog",
+    "EngineMesh",
     "Family",
     "Layout",
     "LocalTensor",
@@ -33,9 +36,12 @@ __all__ = [
     "PositionMap",
     "Rule",
     "check",
+    "engine_layout",
+    "fingerprint",
     "gather",
     "match",
     "megatron_layout",
+    "once",
     "padded_rows",
     "plain",
     "scatter",

@@ -13,7 +13,7 @@ tensor's row-major memory: that says transposes, fused rows, stacked experts and
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from syncline.errors import LayoutError
@@ -63,6 +63,8 @@ class CanonicalTensor:
 
 def _splits(grid: Sequence[int], shape: Sequence[int]) -> bool:
     """Say whether consecutive runs of the grid multiply up to the sides of the shape."""
+    if not shape:
+        return not grid
     axis = 0
     for side in shape:
         product = 1
@@ -195,17 +197,7 @@ def part(block: Block, box: Box) -> Block:
     moved = sum(
         (a - b) * stride for a, b, stride in zip(start, block.start, block.strides, strict=True)
     )
-    return Block(
-        block.name,
-        start,
-        shape,
-        block.local,
-        block.offset + moved,
-        block.strides,
-        block.copies,
-        block.is_alias,
-        block.add,
-    )
+    return replace(block, start=start, shape=shape, offset=block.offset + moved)
 
 
 def flat_boxes(extents: Sequence[int], start: int, count: int) -> Iterator[Box]:

@@ -90,7 +90,7 @@ def tiling_defects(name: str, extents: Sequence[int], boxes: Sequence[Box]) -> I
     inside = []
     for start, shape in boxes:
         fits = len(start) == len(extents) and all(
-            0 <= a and n >= 0 and a + n <= extent
+            min(a, n) >= 0 and a + n <= extent
             for a, n, extent in zip(start, shape, extents, strict=False)
         )
         if fits:

@@ -6,7 +6,7 @@ canonical tensor beside what the caller gave it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from syncline.errors import LayoutError, VerifyError
-from syncline.layouts.blocks import Block, CanonicalTensor, Layout, run_of
+from syncline.layouts.blocks import Block, CanonicalTensor, Layout, Run, run_of
 from syncline.layouts.coverage import holders
 from syncline.layouts.values import to_canonical, to_local
 from syncline.types import Bits, TensorMeta, unsigned
@@ -23,33 +23,37 @@ Shard = Mapping[str, Bits]
 """What one rank holds: flat bits by local name."""
 
 
-def views(
-    block: Block, tensor: CanonicalTensor, canonical: Bits, local: Bits
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the block's elements as two views of one shape: in the canonical tensor, in the local one.
+def local_view(run: Run, meta: TensorMeta, local: Bits) -> NDArray[Any]:
+    """Return the elements of a block in a local tensor's flat bits, as a view, canonical order.
 
     Raises:
-        LayoutError: the arrays are too short for the block, or of another width than the tensor.
-
-    Cost: O(axes). Aliasing: both are writable views of writable arguments.
+        LayoutError: the bits are too few for the block, or of another width than the tensor.
     """
-    run = run_of(block, tensor.grid)
-    width = tensor.meta.unit_bytes
-    found = []
-    for flat, first, strides in (
-        (canonical, run.canonical, run.canonical_strides),
-        (local, run.local, run.local_strides),
-    ):
-        last = first + sum((n - 1) * step for n, step in zip(run.counts, strides, strict=True))
-        if flat.ndim != 1 or flat.itemsize != width or first < 0 or last >= flat.size:
-            raise LayoutError(
-                f"{block}: needs a flat array of {width}-byte bits, at least {last + 1} of them; found "
-                f"{flat.dtype} {flat.shape}",
-                tensor=block.name,
-            )
-        step = flat.strides[0]
-        found.append(as_strided(flat[first:], run.counts, tuple(s * step for s in strides)))
-    return found[0], found[1]
+    return _view(run, meta, local, run.local, run.local_strides)
+
+
+def canonical_view(run: Run, meta: TensorMeta, canonical: Bits) -> NDArray[Any]:
+    """Return the elements of a block in the canonical tensor's flat bits, as a view.
+
+    Raises:
+        LayoutError: as `local_view`.
+    """
+    return _view(run, meta, canonical, run.canonical, run.canonical_strides)
+
+
+def _view(
+    run: Run, meta: TensorMeta, flat: Bits, first: int, strides: Sequence[int]
+) -> NDArray[Any]:
+    last = first + sum((n - 1) * step for n, step in zip(run.counts, strides, strict=True))
+    width = meta.unit_bytes
+    if flat.ndim != 1 or flat.dtype != unsigned(width) or first < 0 or last >= flat.size:
+        raise LayoutError(
+            f"{run.block}: needs flat {width}-byte bits, at least {last + 1} of them; found "
+            f"{flat.dtype} {flat.shape}",
+            tensor=meta.name,
+        )
+    step = flat.strides[0]
+    return as_strided(flat[first:], run.counts, tuple(s * step for s in strides))
 
 
 def gather(layout: Layout, shards: Mapping[int, Shard]) -> Iterator[tuple[TensorMeta, Bits]]:
@@ -70,31 +74,27 @@ def gather(layout: Layout, shards: Mapping[int, Shard]) -> Iterator[tuple[Tensor
         bits = np.empty(tensor.meta.unit_count, unsigned(tensor.meta.unit_bytes))
         for held in boxes.values():
             first_rank, first = held[0]
-            there, here = views(first, tensor, bits, _local(shards, first_rank, first))
-            there[...] = to_canonical(here, first, tensor.meta)
+            run = run_of(first, tensor.grid)
+            here = local_view(run, tensor.meta, _local(shards, first_rank, first))
+            canonical_view(run, tensor.meta, bits)[...] = to_canonical(here, first, tensor.meta)
             for rank, block in held[1:]:
-                there, here = views(block, tensor, bits, _local(shards, rank, block))
+                run = run_of(block, tensor.grid)
+                here = local_view(run, tensor.meta, _local(shards, rank, block))
                 value = to_canonical(here, block, tensor.meta)
+                there = canonical_view(run, tensor.meta, bits)
                 if not np.array_equal(there, value):
-                    raise _drift(block, tensor, first_rank, rank, there, value)
+                    raise _drift(run, first_rank, rank, there != value)
         yield tensor.meta, bits
 
 
-def _drift(
-    block: Block,
-    tensor: CanonicalTensor,
-    first_rank: int,
-    rank: int,
-    there: NDArray[Any],
-    value: NDArray[Any],
-) -> VerifyError:
-    wrong = np.argwhere(there != value)
-    run = run_of(block, tensor.grid)
-    places = (wrong @ np.array(run.canonical_strides, dtype=np.int64)) + run.canonical
+def _drift(run: Run, first_rank: int, rank: int, differs: NDArray[np.bool_]) -> VerifyError:
+    wrong = np.argwhere(differs)
+    places = run.canonical + wrong @ np.array(run.canonical_strides, dtype=np.int64)
+    name = run.block.name
     return VerifyError(
-        f"{block.name}: ranks {first_rank} and {rank} hold different copies; {len(wrong)} of "
-        f"{block.count} elements differ, first at canonical indices {places[:8].tolist()}",
-        tensor=block.name,
+        f"{name}: ranks {first_rank} and {rank} hold different copies; {len(wrong)} of "
+        f"{run.block.count} elements differ, first at canonical indices {places[:8].tolist()}",
+        tensor=name,
     )
 
 
@@ -126,10 +126,13 @@ def scatter(
                 if block.is_alias:
                     copies.append((rank, block, tensor, bits))
                     continue
-                there, here = views(block, tensor, bits, _local(shards, rank, block))
-                here[...] = to_local(there, block, meta)
+                run = run_of(block, tensor.grid)
+                here = local_view(run, meta, _local(shards, rank, block))
+                here[...] = to_local(canonical_view(run, meta, bits), block, meta)
     for rank, block, tensor, bits in copies:
-        there, here = views(block, tensor, bits, _local(shards, rank, block))
+        run = run_of(block, tensor.grid)
+        here = local_view(run, tensor.meta, _local(shards, rank, block))
+        there = canonical_view(run, tensor.meta, bits)
         if not np.array_equal(here, to_local(there, block, tensor.meta)):
             raise VerifyError(
                 f"{block.name} is stored as a copy of what is in {block.local}, but its bits differ; use a "

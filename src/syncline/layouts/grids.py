@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from math import prod
 
 from syncline.errors import LayoutError
-from syncline.layouts.blocks import Block, Box, flat_boxes, row_major
+from syncline.layouts.blocks import Block, flat_boxes, row_major
 
 
 def common_grid(name: str, one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
@@ -35,7 +36,7 @@ def common_grid(name: str, one: Sequence[int], other: Sequence[int]) -> tuple[in
             (left if a == big else right).insert(0, big // small)
     if prod(left) != 1 or prod(right) != 1:
         raise LayoutError(f"{name}: grids {one} and {other} are of different tensors", tensor=name)
-    return tuple(grid)
+    return (*grid, *left, *right)
 
 
 def refine(block: Block, grid: Sequence[int], fine: Sequence[int]) -> list[Block]:
@@ -46,41 +47,28 @@ def refine(block: Block, grid: Sequence[int], fine: Sequence[int]) -> list[Block
         ['w[0:1, 3:4] = t@0 strides (4, 1)', 'w[1:2, 0:4] = t@1 strides (4, 1)']
     """
     axes = _split_axes(grid, fine)
-    choices: list[list[Box]] = []
-    for extents, start, count in zip(axes, block.start, block.shape, strict=True):
-        choices.append(list(flat_boxes(extents, start, count)))
+    choices = [
+        list(flat_boxes(extents, first, count))
+        for extents, first, count in zip(axes, block.start, block.shape, strict=True)
+    ]
     blocks = []
     for boxes in product(*choices):
-        offset = block.offset
-        starts: list[int] = []
-        shapes: list[int] = []
-        strides: list[int] = []
-        for axis, (start, shape) in enumerate(boxes):
+        offset, strides = block.offset, list[int]()
+        for axis, (box_start, _) in enumerate(boxes):
             inner = row_major(axes[axis])
-            flat = sum(a * step for a, step in zip(start, inner, strict=True))
+            flat = sum(a * step for a, step in zip(box_start, inner, strict=True))
             offset += (flat - block.start[axis]) * block.strides[axis]
-            starts.extend(start)
-            shapes.extend(shape)
             strides.extend(step * block.strides[axis] for step in inner)
-        blocks.append(
-            Block(
-                block.name,
-                tuple(starts),
-                tuple(shapes),
-                block.local,
-                offset,
-                tuple(strides),
-                block.copies,
-                block.is_alias,
-                block.add,
-            )
-        )
+        start = tuple(a for box_start, _ in boxes for a in box_start)
+        shape = tuple(n for _, box_shape in boxes for n in box_shape)
+        moved = replace(block, start=start, shape=shape, offset=offset, strides=tuple(strides))
+        blocks.append(moved)
     return blocks
 
 
 def _split_axes(grid: Sequence[int], fine: Sequence[int]) -> list[tuple[int, ...]]:
     """Return for each axis of a grid the axes of the finer one that it became."""
-    axes = []
+    axes: list[tuple[int, ...]] = []
     place = 0
     for side in grid:
         taken = [fine[place]]
@@ -89,5 +77,6 @@ def _split_axes(grid: Sequence[int], fine: Sequence[int]) -> list[tuple[int, ...
             taken.append(fine[place])
             place += 1
         axes.append(tuple(taken))
-    axes[-1] += tuple(fine[place:]) if axes else ()
+    if axes:
+        axes[-1] += tuple(fine[place:])
     return axes

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from itertools import product
 from math import prod
 
@@ -128,7 +128,7 @@ class Piece:
             yield Block(self.name, tuple(start), tuple(shape), local, place, tuple(steps), copies)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _parsed(
     text: str,
 ) -> tuple[str, bool, tuple[tuple[tuple[tuple[str, ...], int | None], ...], ...]]:

@@ -3,7 +3,20 @@
 Pure geometry: sees metadata, never an element; the same plan on every rank, with a digest to prove it.
 """
 
+from syncline.plan.move import Mover, execute, incoming, outgoing
 from syncline.plan.pieces import Piece, intersect
 from syncline.plan.planner import Load, Plan, Transfer, load_of, make_plan
 
-__all__ = ["Load", "Piece", "Plan", "Transfer", "intersect", "load_of", "make_plan"]
+__all__ = [
+    "Load",
+    "Mover",
+    "Piece",
+    "Plan",
+    "Transfer",
+    "execute",
+    "incoming",
+    "intersect",
+    "load_of",
+    "make_plan",
+    "outgoing",
+]

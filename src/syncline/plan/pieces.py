@@ -26,14 +26,16 @@ class Piece:
 
     Attributes:
         name, start, shape: the box, in the grid that both layouts have in common.
+        grid: that grid.
         nbytes: its size.
         sources: ranks of the source layout that hold it, all the same bits.
-        targets: ranks of the target layout that want it; twice, if they hold it twice.
+        targets: ranks of the target layout that want it.
     """
 
     name: str
     start: tuple[int, ...]
     shape: tuple[int, ...]
+    grid: tuple[int, ...]
     nbytes: int
     sources: tuple[int, ...]
     targets: tuple[int, ...]
@@ -62,7 +64,9 @@ def intersect(source: Layout, target: Layout, unused: Collection[str] = ()) -> l
     pieces: list[Piece] = []
     ranks: dict[tuple[int, ...], tuple[int, ...]] = {}
     for name in target.catalog:
-        here, there = _in_one_grid(name, source, target, given[name], wanted[name])
+        one, other = source.catalog[name].grid, target.catalog[name].grid
+        grid = one if one == other else common_grid(name, one, other)
+        here, there = _refined(given[name], one, grid), _refined(wanted[name], other, grid)
         itemsize = target.catalog[name].meta.unit_bytes
         for box, froms, tos in _common(name, here, there):
             # Equal lists of ranks are kept once: there are few of them, and many pieces.
@@ -70,6 +74,7 @@ def intersect(source: Layout, target: Layout, unused: Collection[str] = ()) -> l
                 Piece(
                     name,
                     *box,
+                    grid,
                     prod(box[1]) * itemsize,
                     ranks.setdefault(froms, froms),
                     ranks.setdefault(tos, tos),
@@ -100,16 +105,6 @@ def _same_tensors(source: Layout, target: Layout, unused: Collection[str]) -> No
         raise CoverageError(f"source and target do not hold the same tensors:\n  {listed}{more}")
 
 
-def _in_one_grid(
-    name: str, source: Layout, target: Layout, given: _Held, wanted: _Held
-) -> tuple[_Held, _Held]:
-    one, other = source.catalog[name].grid, target.catalog[name].grid
-    if one == other:
-        return given, wanted
-    grid = common_grid(name, one, other)
-    return _refined(given, one, grid), _refined(wanted, other, grid)
-
-
 def _refined(held: _Held, grid: Sequence[int], fine: Sequence[int]) -> _Held:
     if tuple(grid) == tuple(fine):
         return held
@@ -125,11 +120,11 @@ def _common(
     name: str, given: _Held, wanted: _Held
 ) -> Iterator[tuple[Box, tuple[int, ...], tuple[int, ...]]]:
     """Yield the boxes that a box of each side share, with the ranks that hold either."""
-    sources = [(box, tuple(rank for rank, _ in held)) for box, held in given.items()]
+    sources = [(box, _ranks(held)) for box, held in given.items()]
     for box, held in wanted.items():
-        tos = tuple(rank for rank, _ in held)
+        tos = _ranks(held)
         if box in given:
-            yield box, tuple(rank for rank, _ in given[box]), tos
+            yield box, _ranks(given[box]), tos
             continue
         found = 0
         for other, froms in sources:
@@ -141,3 +136,8 @@ def _common(
             raise CoverageError(
                 f"{name}{show(box)}: sources give {found} of {prod(box[1])} elements", tensor=name
             )
+
+
+def _ranks(held: Sequence[tuple[int, Block]]) -> tuple[int, ...]:
+    """Return the ranks that hold a box, each once."""
+    return tuple(dict.fromkeys(rank for rank, _ in held))

@@ -154,16 +154,19 @@ def _packed(bundles: Iterable[list[Piece]], limit_bytes: int) -> Iterator[list[P
                 f"{bundle[0].name}: its bundle of {len(bundle)} pieces needs "
                 f"{max(added.values())} bytes on one rank, the bucket limit is {limit_bytes}"
             )
-        for bucket, staged in open_buckets:
-            if all(staged[key] + n <= limit_bytes for key, n in added.items()):
-                break
-        else:
-            bucket, staged = [], Counter()
-            open_buckets.append((bucket, staged))
-            if len(open_buckets) > _OPEN:
-                yield open_buckets.pop(0)[0]
-        bucket.extend(bundle)
-        staged.update(added)
+        fits = (
+            (bucket, staged)
+            for bucket, staged in open_buckets
+            if all(staged[key] + n <= limit_bytes for key, n in added.items())
+        )
+        first = next(fits, None)
+        if first is None:
+            first = ([], Counter())
+            open_buckets.append(first)
+        first[0].extend(bundle)
+        first[1].update(added)
+        if len(open_buckets) > _OPEN:
+            yield open_buckets.pop(0)[0]
     for bucket, _ in open_buckets:
         yield bucket
 
