@@ -1,4 +1,4 @@
-"""Real Megatron shards for tests: found beside the checkout, or the small subset that is committed."""
+"""Real Megatron shards for tests: a small committed subset, and the whole set beside the checkout."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from syncline.layouts import Layout, MegatronMesh, megatron_layout, padded_rows
 from syncline.types import Bits, TensorMeta, unsigned
 
@@ -16,13 +17,14 @@ _HERE = Path(__file__).resolve().parent
 _SHARED = "shared/fixtures/megatron"
 
 
-def fixture_root() -> Path:
-    """The shared fixtures in a folder beside the checkout or above it; else the committed subset."""
+def fixture_roots() -> list[Path]:
+    """The committed subset, and the whole set where it lies in a folder beside or above the checkout."""
+    found = [_HERE / "data" / "megatron"]
     for folder in _HERE.parents:
-        for found in (folder / _SHARED, folder.parent / _SHARED):
-            if found.is_dir():
-                return found
-    return _HERE / "data" / "megatron"
+        found += [path for path in (folder / _SHARED, folder.parent / _SHARED) if path.is_dir()][:1]
+        if len(found) > 1:
+            break
+    return found
 
 
 def read_safetensors(path: Path) -> dict[str, tuple[TensorMeta, Bits]]:
@@ -74,7 +76,9 @@ class Case:
 
 def case_paths() -> list[Path]:
     """Every folder of raw shards."""
-    return sorted(path for path in fixture_root().glob("*/tp*") if path.is_dir())
+    return [
+        path for root in fixture_roots() for path in sorted(root.glob("*/tp*")) if path.is_dir()
+    ]
 
 
 def read_case(path: Path) -> Case:

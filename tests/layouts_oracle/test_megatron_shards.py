@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from shard_files import Case, case_paths, read_case
+
 from syncline.errors import LayoutError, VerifyError
 from syncline.layouts import PositionMap, check, gather, match, scatter
 
@@ -111,15 +112,10 @@ def _follow_stored_copies(case: Case, changed: dict[str, np.ndarray]) -> None:
 
 def test_a_drifted_replica_is_named(case: Case) -> None:
     shards = case.bits()
-    ranks = [rank for rank, shard in shards.items() if "0/decoder.final_layernorm.weight" in shard]
-    if len(ranks) < 2:
-        ranks = [
-            rank
-            for rank in shards
-            if f"{case.mesh.vpp - 1}/decoder.final_layernorm.weight" in shards[rank]
-        ]
-    shards[ranks[1]][f"{case.mesh.vpp - 1}/decoder.final_layernorm.weight"][3] ^= 1
-    with pytest.raises(VerifyError, match=rf"ranks {ranks[0]} and {ranks[1]} .* indices \[3\]"):
+    local = f"{case.mesh.vpp - 1}/decoder.final_layernorm.weight"
+    first, second = [rank for rank, shard in shards.items() if local in shard][:2]
+    shards[second][local][3] ^= 1
+    with pytest.raises(VerifyError, match=rf"ranks {first} and {second} .* indices \[3\]"):
         list(gather(case.layout(), shards))
 
 
