@@ -93,8 +93,13 @@ class Builder:
             cut = replace(cut, copies=cut.copies * cuts.expert_copies[expert])
         return self._local(rule, local, pieces, cut)
 
-    def _piece(self, rule: Rule, text: str, prefix: str, expert: int = 0) -> Piece:
-        piece = resolve(text, self.model.dims, prefix, expert, self.model.canonical)
+    def _piece(self, rule: Rule, texts: str, prefix: str, expert: int = 0) -> Piece:
+        """Return a piece in the spelling that the known checkpoint has, else the first."""
+        pieces = [
+            resolve(text, self.model.dims, prefix, expert, self.model.canonical)
+            for text in texts.split(" | ")
+        ]
+        piece = next((piece for piece in pieces if self._is_known(piece)), pieces[0])
         if piece.name not in self.catalog:
             known = self.metas.get(piece.name) if self.metas else None
             dtype = known.dtype if known else rule.dtype or self.model.dtype
@@ -106,6 +111,10 @@ class Builder:
                 tensor=piece.name,
             )
         return piece
+
+    def _is_known(self, piece: Piece) -> bool:
+        known = self.metas.get(piece.name) if self.metas else None
+        return known is not None and known.shape == piece.shape
 
     def _spelling(self, prefixes: list[str], local: str) -> str:
         if not self.seen:

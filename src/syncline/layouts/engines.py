@@ -1,11 +1,13 @@
 """Placements of vLLM and SGLang engines at any size, for planning.
 
-At run time an engine's own loader is the truth, and placements are learned from it; these tables say
-beforehand how much goes where. Both engines fuse alike; names are vLLM's.
+At run time an engine's own loader is the truth, and placements are learned from it; these rules say
+beforehand how much goes where. They are derived from a family's table: engines fuse what Megatron fuses,
+but cut the parts of a fusion each by itself, and repeat KV heads. Both engines do so; names are vLLM's.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +30,7 @@ _FUSED: Mapping[tuple[str, ...], str] = {
     ("q_proj", "k_proj", "v_proj"): "qkv_proj",
     ("gate_proj", "up_proj"): "gate_up_proj",
 }
+_INNER_SECTION = re.compile(r"(?<=\.)(\S+)#\d+")
 _Q_A, _KV_A = "self_attn.q_a_proj.weight", "self_attn.kv_a_proj_with_mqa.weight"
 
 
@@ -114,32 +117,39 @@ def _parts(builder: Builder, cuts: Cuts) -> Iterator[Part]:
 
 
 def _engine_rules(rules: Iterable[Rule]) -> Iterator[Rule]:
-    """Yield a family's rules as an engine fuses them."""
+    """Yield a family's rules as an engine fuses them: canonical names, but for what is in `_FUSED`."""
     for rule in rules:
-        names = [piece.partition(":")[0] for piece in rule.pieces]
-        if rule.add or any("#" in piece for piece in rule.pieces):
-            raise LayoutError(
-                f"no engine table for {names}: learn the placement from the engine's own loader"
-            )
+        # What Megatron takes apart head by head, an engine keeps as the checkpoint has it.
+        pieces = tuple(dict.fromkeys(_INNER_SECTION.sub(r"\1", piece) for piece in rule.pieces))
+        names = [piece.partition(":")[0] for piece in pieces]
+        plain = replace(rule, kind="heads" if rule.kind == "qkv" else rule.kind, add=0)
         if names == [_Q_A]:
             continue
         if names == [_KV_A]:
-            yield replace(rule, local=_KV_A, on="!q_lora")
-            both = (f"{_Q_A}: q_lora hidden", *rule.pieces)
-            yield Rule("replicated", "self_attn.fused_qkv_a_proj.weight", both, "q_lora")
-            continue
-        kind = "heads" if rule.kind == "qkv" else rule.kind
-        yield replace(rule, kind=kind, local=_engine_name(names))
+            both = (f"{_Q_A}: q_lora hidden", *pieces)
+            yield replace(plain, local=_KV_A, on="!q_lora")
+            yield replace(
+                plain, local="self_attn.fused_qkv_a_proj.weight", pieces=both, on="q_lora"
+            )
+        elif len(set(names)) == 1 or _leaves(names) in _FUSED or "{e}" in rule.local:
+            yield replace(plain, local=_engine_name(names, rule), pieces=pieces)
+        else:
+            for name in dict.fromkeys(names):
+                own = tuple(piece for piece in pieces if piece.startswith(f"{name}:"))
+                yield replace(plain, local=name, pieces=own)
 
 
-def _engine_name(names: Sequence[str]) -> str:
+def _leaves(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(name.rsplit(".", 2)[-2] for name in names)
+
+
+def _engine_name(names: Sequence[str], rule: Rule) -> str:
     """Return the name of the parameter that holds these canonical pieces."""
-    if len(names) == 1 and "{e}" not in names[0]:
+    if "{e}" in rule.local:
+        path = names[0].partition(".experts.")[0]
+        fused = "w13" if "fc1" in rule.local else "w2"
+        return f"{path}.experts.{fused}_{'bias' if 'bias' in rule.local else 'weight'}"
+    if len(set(names)) == 1:
         return names[0]
-    paths, leaves, endings = zip(*(name.rsplit(".", 2) for name in names), strict=True)
-    if "{e}" in names[0]:
-        fused = "w2" if len(names) == 1 else "w13"
-        return f"{paths[0].removesuffix('.{e}')}.{fused}_{endings[0]}"
-    if leaves not in _FUSED:
-        raise LayoutError(f"no engine table for {list(names)}")
-    return f"{paths[0]}.{_FUSED[leaves]}.{endings[0]}"
+    path, _, ending = names[0].rsplit(".", 2)
+    return f"{path}.{_FUSED[_leaves(names)]}.{ending}"

@@ -106,6 +106,12 @@ def _experts(prefix: str, gate: str, up: str, down: str) -> tuple[Rule, ...]:
     )
 
 
+# Checkpoints of some families stack the experts of a layer, outputs before inputs.
+_STACKED = (
+    "mlp.experts.gate_up_proj: e expert+expert#0 hidden",
+    "mlp.experts.gate_up_proj: e expert+expert#1 hidden",
+    "mlp.experts.down_proj: e hidden expert",
+)
 _EXPERTS = _experts("mlp", "gate_proj", "up_proj", "down_proj")
 
 
@@ -381,7 +387,14 @@ QWEN3_5 = replace(
             "linear",
         ),
         *_DENSE,
-        *_EXPERTS,
+        *_EXPERTS[:2],
+        *(
+            replace(rule, pieces=tuple(" | ".join(pair) for pair in pairs))
+            for rule, pairs in (
+                (_EXPERTS[2], zip(_EXPERTS[2].pieces, _STACKED[:2], strict=True)),
+                (_EXPERTS[3], zip(_EXPERTS[3].pieces, _STACKED[2:], strict=True)),
+            )
+        ),
         *_shared_expert("shared_expert"),
         _SHARED_GATE,
     ),
@@ -407,12 +420,12 @@ QWEN3_VL_MOE = Family(
             "column",
             _FC1,
             (
-                "mlp.experts.gate_up_proj: T e hidden expert+expert#0",
-                "mlp.experts.gate_up_proj: T e hidden expert+expert#1",
+                f"mlp.experts.gate_up_proj: T e hidden expert+expert#0 | {_STACKED[0]}",
+                f"mlp.experts.gate_up_proj: T e hidden expert+expert#1 | {_STACKED[1]}",
             ),
             "moe",
         ),
-        Rule("row", _FC2, ("mlp.experts.down_proj: T e expert hidden",), "moe"),
+        Rule("row", _FC2, (f"mlp.experts.down_proj: T e expert hidden | {_STACKED[2]}",), "moe"),
     ),
     tags=QWEN3.tags,
 )

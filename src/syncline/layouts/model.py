@@ -119,7 +119,8 @@ def read_model(
             )
         root, local_root = wrappers[kind]
         text = {**config["text_config"]}
-        text.setdefault("tie_word_embeddings", config.get("tie_word_embeddings", False))
+        if "tie_word_embeddings" in config:
+            text["tie_word_embeddings"] = config["tie_word_embeddings"]
         kind = str(text.get("model_type"))
     if kind not in families:
         raise LayoutError(

@@ -47,7 +47,7 @@ class Rule:
         kind: a name in `KINDS`.
         local: name of the local tensor after its layer's prefix; `a|b` where versions differ in it.
             With `{e}`, one for each expert that the rank holds.
-        pieces: what it is made of (see above). Where they name experts and `local` does not, the local
+        pieces: what it is made of (see above); `a | b` where checkpoints differ in it. Where they name experts and `local` does not, the local
             tensor has a first axis for the experts that the rank holds.
         on: tags of the layer (`moe`, `full`, `attention_bias` ...) under which the rule holds, all of
             them; `!tag` excludes. Empty: always.
