@@ -147,7 +147,7 @@ def _dims(config: Config) -> dict[str, int]:
         values = [config[key] for key in theirs.split() if isinstance(config.get(key), int)]
         if values:
             dims[ours] = values[0]
-    missing = {"hidden", "vocab", "layers", "heads", "inter"} - dims.keys()
+    missing = {"hidden", "vocab", "layers", "heads"} - dims.keys()
     if missing:
         raise LayoutError(f"the config gives no {sorted(missing)}")
     dims.setdefault("head", dims["hidden"] // dims["heads"])
