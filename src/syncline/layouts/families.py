@@ -222,7 +222,10 @@ GLM4_MOE = Family(
 GLM4 = Family(
     (
         *_ATTENTION,
-        _norm("post_self_attn_layernorm.weight", "post_self_attn_layernorm.weight"),
+        _norm(
+            "post_self_attn_layernorm.weight|self_attention.linear_proj.post_layernorm.weight",
+            "post_self_attn_layernorm.weight",
+        ),
         _MLP_NORM,
         Rule(
             "column",
@@ -233,7 +236,10 @@ GLM4 = Family(
             ),
         ),
         Rule("row", "mlp.linear_fc2.weight", ("mlp.down_proj.weight: hidden inter",)),
-        _norm("post_mlp_layernorm.weight", "post_mlp_layernorm.weight"),
+        _norm(
+            "post_mlp_layernorm.weight|mlp.linear_fc2.post_layernorm.weight",
+            "post_mlp_layernorm.weight",
+        ),
     )
 )
 GPT_OSS = Family(

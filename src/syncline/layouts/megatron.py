@@ -49,15 +49,22 @@ def megatron_layout(
         checkpoint: the canonical tensors as the checkpoint has them: gives their dtypes, and must have
             the names and shapes of the tables. Tensors of a vision tower, `model.visual.X`, are held
             whole by the first stage as `vision_model.X`.
-        mtp: number of multi-token-prediction layers that are trained, where the config says otherwise.
+        mtp: number of multi-token-prediction layers that are trained; those of the checkpoint beyond are
+            left out. None: as many as the checkpoint has, without one as the config says.
     Raises:
         LayoutError: no such family, shards that cannot be cut so, another checkpoint.
         ConfigError: layers or ranks that do not divide.
     """
-    if mtp is not None:
-        config = {**config, "num_nextn_predict_layers": mtp}
+    model = model_of(config)
     metas = None if checkpoint is None else {meta.name: meta for meta in checkpoint}
-    stages = _Stages(model_of(config), mesh, seen, padded_vocab, metas)
+    if metas is not None:
+        found = mtp_layers(model, metas)
+        mtp = found if mtp is None else mtp
+        left_out = tuple(prefix for k in range(mtp, found) for prefix in model.mtp_prefixes(k))
+        metas = {name: meta for name, meta in metas.items() if not name.startswith(left_out)}
+    if mtp is not None:
+        model = model_of({**config, "num_nextn_predict_layers": mtp})
+    stages = _Stages(model, mesh, seen, padded_vocab, metas)
     cache: dict[Coordinates, tuple[tuple[LocalTensor, ...], tuple[Block, ...]]] = {}
     placements = []
     for rank in range(mesh.world):
@@ -140,19 +147,19 @@ class _Stages(Builder):
         pieces = list(blocks)
         for k in range(self.model.mtp if copy else 0):
             stored = replace(rule, pieces=(str(copy),))
-            ((_, aliases),) = self.apply(stored, [prefix], self._mtp_prefix(k), cuts)
+            name = self.model.canonical(
+                self.model.mtp_prefix(k) + stored.pieces[0].partition(":")[0]
+            )
+            if self.metas is not None and name not in self.metas:
+                continue
+            ((_, aliases),) = self.apply(stored, [prefix], self.model.mtp_prefix(k), cuts)
             pieces.extend(replace(block, is_alias=True) for block in aliases)
         return tensor, pieces
 
-    def _mtp_prefix(self, k: int) -> str:
-        return self.model.family.mtp_prefix.format(k=k, l=self.model.layers + k)
-
     def _mtp(self, k: int, chunk: str, at: Coordinates) -> Iterator[Part]:
         family, local = self.model.family, f"{chunk}{self.model.local_root}mtp.layers.{k}."
-        prefix = self._mtp_prefix(k)
-        inner = prefix
-        if family.mtp_inner is not None:
-            inner = family.mtp_inner.format(k=k, l=self.model.layers + k)
+        prefix = self.model.mtp_prefix(k)
+        inner = self.model.mtp_inner(k)
         for rule in family.mtp:
             yield from self.apply(rule, [local], prefix, self._cuts(at))
         locals_ = [f"{local}mtp_model_layer.", f"{local}transformer_layer."]
@@ -176,6 +183,14 @@ class _Stages(Builder):
             strides = row_major(meta.shape)
             block = Block(meta.name, start, meta.shape, name, 0, strides, self.mesh.stage_ranks)
             yield LocalTensor(name, meta.dtype, meta.shape), [block]
+
+
+def mtp_layers(model: Model, metas: Mapping[str, TensorMeta]) -> int:
+    """Return how many multi-token-prediction layers a checkpoint has."""
+    layers = 0
+    while any(name.startswith(model.canonical(model.mtp_inner(layers))) for name in metas):
+        layers += 1
+    return layers
 
 
 def match(placement: Placement, found: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:

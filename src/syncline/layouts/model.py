@@ -96,6 +96,23 @@ class Model:
         """Number of multi-token-prediction layers."""
         return self.dims["mtp"]
 
+    def mtp_prefix(self, k: int) -> str:
+        """Return what canonical names of MTP layer k begin with, in the table's words."""
+        return self.family.mtp_prefix.format(k=k, l=self.layers + k)
+
+    def mtp_inner(self, k: int) -> str:
+        """Return what names of the decoder layer inside MTP layer k begin with, in the table's words."""
+        inner = self.family.mtp_inner
+        return self.mtp_prefix(k) if inner is None else inner.format(k=k, l=self.layers + k)
+
+    def mtp_prefixes(self, k: int) -> tuple[str, ...]:
+        """Return what canonical names of MTP layer k begin with, everything of the first included."""
+        names = [rule.pieces[0].partition(":")[0] for rule in self.family.mtp if k == 0]
+        prefix = self.mtp_prefix(k)
+        return tuple(
+            self.canonical(name) for name in (self.mtp_inner(k), *(prefix + n for n in names))
+        )
+
     def canonical(self, name: str) -> str:
         """Return a canonical name that a table gives, under this model's root."""
         return self.root + name.removeprefix("model.") if name.startswith("model.") else name

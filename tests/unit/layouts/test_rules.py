@@ -157,3 +157,65 @@ def test_a_shift_that_rounds_is_refused(dtype: str, tiny: int) -> None:
         to_canonical(bits, NORM, meta)
     with pytest.raises(LayoutError, match="cannot add"):
         to_canonical(bits.astype("<u1"), NORM, TensorMeta("n", "U8", (1,)))
+
+
+NEXT = {
+    **TINY,
+    "model_type": "qwen3_next",
+    "num_experts": 4,
+    "moe_intermediate_size": 4,
+    "shared_expert_intermediate_size": 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 3,
+    "linear_value_head_dim": 5,
+    "linear_conv_kernel_dim": 4,
+}
+DEEP = {
+    **TINY,
+    "model_type": "deepseek_v3",
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 4,
+    "kv_lora_rank": 4,
+    "qk_rope_head_dim": 2,
+    "qk_nope_head_dim": 2,
+    "v_head_dim": 2,
+    "first_k_dense_replace": 1,
+}
+
+
+@pytest.mark.parametrize("config", [NEXT, DEEP])
+def test_the_checkpoint_says_whether_there_are_mtp_layers(config: dict[str, object]) -> None:
+    with_mtp = {**config, "num_nextn_predict_layers": 1}
+    layout = megatron_layout(with_mtp, MegatronMesh(4, tp=2, pp=2, etp=1))
+    check(layout)
+    metas = [tensor.meta for tensor in layout.catalog.values()]
+    plain = megatron_layout({**config, "num_nextn_predict_layers": 0}, MegatronMesh(1))
+    without = [tensor.meta for tensor in plain.catalog.values()]
+    assert len(metas) > len(without)
+    for given in (config, with_mtp):
+        assert set(megatron_layout(given, MegatronMesh(1), checkpoint=metas).catalog) == set(
+            layout.catalog
+        )
+        short = megatron_layout(given, MegatronMesh(1), checkpoint=without)
+        assert set(short.catalog) == set(plain.catalog)
+        left_out = megatron_layout(given, MegatronMesh(1), checkpoint=metas, mtp=0)
+        assert set(left_out.catalog) == set(plain.catalog)
+
+
+def test_stored_copies_may_be_missing_from_a_checkpoint() -> None:
+    config = {**DEEP, "num_nextn_predict_layers": 1}
+    metas = [tensor.meta for tensor in megatron_layout(config, MegatronMesh(1)).catalog.values()]
+    kept = [meta for meta in metas if ".2.embed_tokens" not in meta.name]
+    assert len(kept) == len(metas) - 1
+    check(megatron_layout(config, MegatronMesh(2, pp=2), checkpoint=kept))
+    with pytest.raises(
+        LayoutError, match=r"model\.layers\.2\.enorm\.weight: not in the checkpoint"
+    ):
+        megatron_layout(
+            config, MegatronMesh(1), checkpoint=[m for m in kept if "enorm" not in m.name]
+        )
+    with pytest.raises(LayoutError, match="left_over: only in the checkpoint"):
+        extra = TensorMeta("left_over", "BF16", (1,))
+        megatron_layout(config, MegatronMesh(1), checkpoint=[*kept, extra])
