@@ -16,16 +16,16 @@ from syncline.layouts.blocks import Block, Layout, LocalTensor, Placement, plain
 from syncline.layouts.build import Builder, Cuts, Part, collect
 from syncline.layouts.families import EMBEDDING, FINAL_NORM, OUTPUT, TIED_OUTPUT, WRAPPERS, families
 from syncline.layouts.mesh import Coordinates, MegatronMesh
-from syncline.layouts.model import Config, Model, read_model
+from syncline.layouts.model import Config, Family, Model, read_model
 from syncline.layouts.rules import Cut, Rule
 from syncline.types import TensorMeta
 
 _VISION = "model.visual."
 
 
-def model_of(config: Config) -> Model:
-    """Return the model that a `config.json` describes, of the families of `families()`."""
-    return read_model(config, families(), WRAPPERS)
+def model_of(config: Config, family: Family | None = None) -> Model:
+    """Return the model that a `config.json` describes, of this family or one of `families()`."""
+    return read_model(config, families() if family is None else family, WRAPPERS)
 
 
 def megatron_layout(
@@ -36,6 +36,7 @@ def megatron_layout(
     padded_vocab: int | None = None,
     checkpoint: Iterable[TensorMeta] | None = None,
     mtp: int | None = None,
+    family: Family | None = None,
 ) -> Layout:
     """Return catalog and placements of a model trained by Megatron.
 
@@ -51,11 +52,12 @@ def megatron_layout(
             whole by the first stage as `vision_model.X`.
         mtp: number of multi-token-prediction layers that are trained; those of the checkpoint beyond are
             left out. None: as many as the checkpoint has, without one as the config says.
+        family: a table that is not registered; None: the one of the config's `model_type`.
     Raises:
         LayoutError: no such family, shards that cannot be cut so, another checkpoint.
         ConfigError: layers or ranks that do not divide.
     """
-    model = model_of(config)
+    model = model_of(config, family)
     metas = None if checkpoint is None else {meta.name: meta for meta in checkpoint}
     if metas is not None:
         found = mtp_layers(model, metas)
@@ -63,7 +65,7 @@ def megatron_layout(
         left_out = tuple(prefix for k in range(mtp, found) for prefix in model.mtp_prefixes(k))
         metas = {name: meta for name, meta in metas.items() if not name.startswith(left_out)}
     if mtp is not None:
-        model = model_of({**config, "num_nextn_predict_layers": mtp})
+        model = model_of({**config, "num_nextn_predict_layers": mtp}, family)
     stages = _Stages(model, mesh, seen, padded_vocab, metas)
     cache: dict[Coordinates, tuple[tuple[LocalTensor, ...], tuple[Block, ...]]] = {}
     placements = []

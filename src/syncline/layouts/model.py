@@ -119,7 +119,9 @@ class Model:
 
 
 def read_model(
-    config: Config, families: Mapping[str, Family], wrappers: Mapping[str, tuple[str, str]]
+    config: Config,
+    families: Mapping[str, Family] | Family,
+    wrappers: Mapping[str, tuple[str, str]],
 ) -> Model:
     """Return the model that a `config.json` describes; a vision model's text part, under its prefix.
 
@@ -139,6 +141,8 @@ def read_model(
         if "tie_word_embeddings" in config:
             text["tie_word_embeddings"] = config["tie_word_embeddings"]
         kind = str(text.get("model_type"))
+    if isinstance(families, Family):
+        families = {kind: families}
     if kind not in families:
         raise LayoutError(
             f"no family for model_type {kind!r}; there are {sorted(families)}. Register a table under "
