@@ -17,9 +17,9 @@ from typing import Literal
 from syncline.errors import ConfigError, LayoutError
 from syncline.layouts.blocks import Layout, Placement
 from syncline.layouts.build import Builder, Cuts, Part, collect
-from syncline.layouts.families import EMBEDDING, FINAL_NORM, OUTPUT
 from syncline.layouts.megatron import model_of
 from syncline.layouts.model import Config
+from syncline.layouts.parts import EMBEDDING, FINAL_NORM, OUTPUT
 from syncline.layouts.rules import Cut, Rule
 from syncline.types import TensorMeta
 

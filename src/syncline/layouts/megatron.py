@@ -14,9 +14,10 @@ from math import ceil
 from syncline.errors import LayoutError
 from syncline.layouts.blocks import Block, Layout, LocalTensor, Placement, plain, row_major
 from syncline.layouts.build import Builder, Cuts, Part, collect
-from syncline.layouts.families import EMBEDDING, FINAL_NORM, OUTPUT, TIED_OUTPUT, WRAPPERS, families
+from syncline.layouts.families import WRAPPERS, families
 from syncline.layouts.mesh import Coordinates, MegatronMesh
 from syncline.layouts.model import Config, Family, Model, read_model
+from syncline.layouts.parts import EMBEDDING, FINAL_NORM, OUTPUT, TIED_OUTPUT
 from syncline.layouts.rules import Cut, Rule
 from syncline.types import TensorMeta
 
