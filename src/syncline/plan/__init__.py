@@ -3,6 +3,7 @@
 Pure geometry: sees metadata, never an element; the same plan on every rank, with a digest to prove it.
 """
 
+from syncline.plan.describe import heat_map, read_sizes, record, summary
 from syncline.plan.move import Mover, execute, incoming, outgoing
 from syncline.plan.pieces import Piece, intersect
 from syncline.plan.planner import Load, Plan, Transfer, load_of, make_plan
@@ -14,9 +15,13 @@ __all__ = [
     "Plan",
     "Transfer",
     "execute",
+    "heat_map",
     "incoming",
     "intersect",
     "load_of",
     "make_plan",
     "outgoing",
+    "read_sizes",
+    "record",
+    "summary",
 ]
