@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from shard_files import Case, case_paths, read_case
 
+from syncline import kernels
 from syncline.errors import LayoutError, VerifyError
-from syncline.layouts import PositionMap, check, gather, match, scatter
+from syncline.layouts import PositionMap, check, fingerprint, gather, match, once, scatter
+from syncline.types import ZERO
 
 
 @pytest.fixture(
@@ -99,6 +101,35 @@ def test_canonical_changes_map_to_the_shards(case: Case) -> None:
     for rank, shard in expected.items():
         for name, bits in shard.items():
             np.testing.assert_array_equal(shards[rank][name], bits, err_msg=f"rank {rank}: {name}")
+
+
+def test_each_change_is_published_by_one_rank(case: Case) -> None:
+    """Ranks that answer for their boxes publish together what one process with everything would."""
+    layout, rng = case.layout(), np.random.default_rng(9)
+    old = {name: bits.copy() for name, (_, bits) in case.checkpoint.items()}
+    changed = {name: rng.random(bits.size) < 0.02 for name, bits in old.items()}
+    _follow_stored_copies(case, changed)
+    for name, bits in old.items():
+        bits[changed[name]] ^= bits.dtype.type(1)
+    before = case.bits()
+    scatter(layout, [(case.checkpoint[name][0], old[name]) for name in layout.catalog], before)
+    parts: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {name: [] for name in old}
+    proofs = dict.fromkeys(old, ZERO)
+    for placement in once(layout).placements:
+        position_map = PositionMap(layout.catalog, placement)
+        shard = {name: bits for name, (_, bits) in case.shards[placement.rank].items()}
+        for local, new in shard.items():
+            positions = np.flatnonzero(before[placement.rank][local] != new)
+            for name, part in position_map.to_canonical(local, positions, new[positions]).items():
+                parts[name].append(part)
+        for name, value in fingerprint(layout.catalog, placement, shard).items():
+            proofs[name] += value
+    for name, (_, bits) in case.checkpoint.items():
+        places = np.concatenate([part[0] for part in parts[name]] or [np.zeros(0, np.int64)])
+        np.testing.assert_array_equal(np.sort(places), np.flatnonzero(changed[name]))
+        for where, values in parts[name]:
+            np.testing.assert_array_equal(values, bits[where])
+        assert proofs[name] == kernels.fingerprint(bits, 0, kernels.seeds(name))
 
 
 def _follow_stored_copies(case: Case, changed: dict[str, np.ndarray]) -> None:
