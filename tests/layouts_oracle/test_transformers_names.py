@@ -107,22 +107,42 @@ def test_tables_name_what_transformers_saves(
     _assert_same(engine_layout(config, EngineMesh(4, ep=4), checkpoint=metas), metas)
 
 
+VISION_GEMMA = {
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "image_size": 28,
+    "patch_size": 14,
+}
+
+
 @pytest.mark.parametrize(
-    ("kind", "model", "sizes"),
+    ("kind", "model", "sizes", "vision", "locals_"),
     [
-        ("qwen3_vl", "Qwen3VLForConditionalGeneration", {}),
-        ("qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration", MOE),
+        ("qwen3_vl", "Qwen3VL", {}, VISION, "vision_model.patch_embed.proj.weight"),
+        ("qwen3_vl_moe", "Qwen3VLMoe", MOE, VISION, "vision_model.merger.norm.bias"),
+        ("qwen3_5", "Qwen3_5", DELTA, VISION, "vision_model.merger.norm.bias"),
+        ("qwen3_5_moe", "Qwen3_5Moe", {**DELTA, **MOE}, VISION, "vision_model.merger.norm.bias"),
+        ("glm4v_moe", "Glm4vMoe", ROUTED, VISION, "vision_model.downsample.bias"),
+        ("gemma3", "Gemma3", FULL, VISION_GEMMA, "vision_tower.post_layernorm.bias"),
     ],
 )
-def test_a_vision_model_keeps_its_prefix(
-    kind: str, model: str, sizes: dict[str, Any], tmp_path: Path
+def test_a_model_around_a_text_model_keeps_its_prefixes(
+    kind: str,
+    model: str,
+    sizes: dict[str, Any],
+    vision: dict[str, Any],
+    locals_: str,
+    tmp_path: Path,
 ) -> None:
+    given = {} if kind == "gemma3" else {"tie_word_embeddings": False}
     config = transformers.CONFIG_MAPPING[kind](
-        text_config={**SIZES, **sizes}, vision_config=VISION, tie_word_embeddings=False
+        text_config={**SIZES, **sizes}, vision_config=vision, **given
     )
-    saved, metas = _saved(getattr(transformers, model)(config), tmp_path)
+    whole = getattr(transformers, f"{model}ForConditionalGeneration")(config)
+    saved, metas = _saved(whole, tmp_path)
     layout = megatron_layout(saved, MegatronMesh(4, tp=2, pp=2), checkpoint=metas)
     _assert_same(layout, metas)
-    locals_ = {tensor.name for tensor in layout.placements[0].tensors}
-    assert "0/language_model.embedding.word_embeddings.weight" in locals_
-    assert "0/vision_model.patch_embed.proj.weight" in locals_
+    held = {tensor.name for tensor in layout.placements[0].tensors}
+    assert {"0/language_model.embedding.word_embeddings.weight", f"0/{locals_}"} <= held

@@ -103,7 +103,7 @@ def engine_layout(
 
 
 def _parts(builder: Builder, cuts: Cuts) -> Iterator[Part]:
-    model, root = builder.model, builder.model.root
+    model, root = builder.model, builder.model.wrapper.root
     yield from builder.apply(replace(EMBEDDING, local="embed_tokens.weight"), [root], "", cuts)
     rules = list(_engine_rules(model.family.layer))
     for layer, tags in enumerate(model.layer_tags):

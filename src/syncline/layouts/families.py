@@ -11,7 +11,7 @@ from dataclasses import replace
 from importlib.metadata import entry_points
 from types import MappingProxyType
 
-from syncline.layouts.model import Family
+from syncline.layouts.model import Family, Wrapper
 from syncline.layouts.parts import (
     ATTENTION,
     ATTENTION_OUT,
@@ -286,6 +286,7 @@ BUILT_IN: Mapping[str, Family] = MappingProxyType(
         "kimi_k2": DEEPSEEK_V3,
         "glm4": GLM4,
         "glm4_moe": GLM4_MOE,
+        "glm4v_moe_text": GLM4_MOE,
         "gpt_oss": GPT_OSS,
         "gemma3_text": GEMMA3,
         "mixtral": MIXTRAL,
@@ -294,17 +295,25 @@ BUILT_IN: Mapping[str, Family] = MappingProxyType(
 )
 """The families of this package by `model_type`."""
 
-WRAPPERS: Mapping[str, tuple[str, str]] = MappingProxyType(
+_VISUAL = Wrapper("model.language_model.", "language_model.", (("model.visual.", "vision_model."),))
+WRAPPERS: Mapping[str, Wrapper] = MappingProxyType(
     {
-        "qwen3_vl": ("model.language_model.", "language_model."),
-        "qwen3_vl_moe": ("model.language_model.", "language_model."),
-        "qwen3_5": ("model.language_model.", "language_model."),
-        "qwen3_5_moe": ("model.language_model.", "language_model."),
-        "gemma3": ("model.language_model.", "language_model."),
-        "glm4v_moe": ("model.language_model.", "language_model."),
+        "qwen3_vl": _VISUAL,
+        "qwen3_vl_moe": _VISUAL,
+        "qwen3_5": _VISUAL,
+        "qwen3_5_moe": _VISUAL,
+        "glm4v_moe": _VISUAL,
+        "gemma3": Wrapper(
+            "language_model.model.",
+            "language_model.",
+            (
+                ("vision_tower.", "vision_tower."),
+                ("multi_modal_projector.", "multi_modal_projector."),
+            ),
+        ),
     }
 )
-"""Models around a text model, by `model_type`: canonical prefix and local prefix of the text part."""
+"""Models around a text model, by `model_type`."""
 
 
 def families() -> dict[str, Family]:

@@ -21,8 +21,6 @@ from syncline.layouts.parts import EMBEDDING, FINAL_NORM, OUTPUT, TIED_OUTPUT
 from syncline.layouts.rules import Cut, Rule
 from syncline.types import TensorMeta
 
-_VISION = "model.visual."
-
 
 def model_of(config: Config, family: Family | None = None) -> Model:
     """Return the model that a `config.json` describes, of this family or one of `families()`."""
@@ -49,8 +47,8 @@ def megatron_layout(
             the first spelling of the tables (Transformer Engine, grouped experts).
         padded_vocab: rows of the embedding over all ranks; None: the next multiple of `tp`.
         checkpoint: the canonical tensors as the checkpoint has them: gives their dtypes, and must have
-            the names and shapes of the tables. Tensors of a vision tower, `model.visual.X`, are held
-            whole by the first stage as `vision_model.X`.
+            the names and shapes of the tables. What surrounds a text model (a vision tower) is held
+            whole by the first stage.
         mtp: number of multi-token-prediction layers that are trained; those of the checkpoint beyond are
             left out. None: as many as the checkpoint has, without one as the config says.
         family: a table that is not registered; None: the one of the config's `model_type`.
@@ -122,17 +120,17 @@ class _Stages(Builder):
         embed_copies = copies[0] if copies else None
         if at.pp == 0:
             yield self._shared("0/", EMBEDDING, at, embedding_holders, embed_copies)
-            yield from self._vision()
+            yield from self._towers()
         chunks = self.mesh.layers(model.layers)[at.pp]
         for chunk, layers in enumerate(chunks):
             for i, layer in enumerate(layers):
-                locals_ = [f"{chunk}/{model.local_root}decoder.layers.{i}."]
+                locals_ = [f"{chunk}/{model.wrapper.local_root}decoder.layers.{i}."]
                 prefix = f"model.layers.{layer}."
                 yield from self._layer(locals_, prefix, model.layer_tags[layer], at)
         if last:
             if model.mtp and at.pp:
                 yield self._shared(end, EMBEDDING, at, embedding_holders, embed_copies)
-            yield from self.apply(FINAL_NORM, [end + model.local_root], "", self._cuts(at))
+            yield from self.apply(FINAL_NORM, [end + model.wrapper.local_root], "", self._cuts(at))
             for k in range(model.mtp):
                 yield from self._mtp(k, end, at)
             if not tied:
@@ -144,7 +142,7 @@ class _Stages(Builder):
         self, chunk: str, rule: Rule, at: Coordinates, holders: int, copy: str | None
     ) -> Part:
         """Return embedding or output: held by several stages, with stored copies in the checkpoint."""
-        prefix = chunk + self.model.local_root
+        prefix = chunk + self.model.wrapper.local_root
         cuts = self._cuts(at, holders)
         ((tensor, blocks),) = self.apply(rule, [prefix], "", cuts)
         pieces = list(blocks)
@@ -160,7 +158,7 @@ class _Stages(Builder):
         return tensor, pieces
 
     def _mtp(self, k: int, chunk: str, at: Coordinates) -> Iterator[Part]:
-        family, local = self.model.family, f"{chunk}{self.model.local_root}mtp.layers.{k}."
+        family, local = self.model.family, f"{chunk}{self.model.wrapper.local_root}mtp.layers.{k}."
         prefix = self.model.mtp_prefix(k)
         inner = self.model.mtp_inner(k)
         for rule in family.mtp:
@@ -176,16 +174,18 @@ class _Stages(Builder):
             if rule.holds(tags):
                 yield from self.apply(rule, locals_, prefix, cuts)
 
-    def _vision(self) -> Iterator[Part]:
+    def _towers(self) -> Iterator[Part]:
+        """Yield what surrounds the text part: as the checkpoint names it, whole."""
         for meta in (self.metas or {}).values():
-            if not (self.model.local_root and meta.name.startswith(_VISION)):
-                continue
-            name = f"0/vision_model.{meta.name.removeprefix(_VISION)}"
-            self.catalog[meta.name] = plain(meta)
-            start = (0,) * len(meta.shape)
-            strides = row_major(meta.shape)
-            block = Block(meta.name, start, meta.shape, name, 0, strides, self.mesh.stage_ranks)
-            yield LocalTensor(name, meta.dtype, meta.shape), [block]
+            for canonical, local in self.model.wrapper.towers:
+                if meta.name.startswith(canonical):
+                    yield self._whole(meta, f"0/{local}{meta.name.removeprefix(canonical)}")
+
+    def _whole(self, meta: TensorMeta, name: str) -> Part:
+        self.catalog[meta.name] = plain(meta)
+        start, strides = (0,) * len(meta.shape), row_major(meta.shape)
+        block = Block(meta.name, start, meta.shape, name, 0, strides, self.mesh.stage_ranks)
+        return LocalTensor(name, meta.dtype, meta.shape), [block]
 
 
 def mtp_layers(model: Model, metas: Mapping[str, TensorMeta]) -> int:

@@ -67,6 +67,24 @@ class Family:
 
 
 @dataclass(frozen=True, slots=True)
+class Wrapper:
+    """How a model around a text model names its parts, whatever the text model's family is.
+
+    Attributes:
+        root: canonical prefix of the text part, where a family's tables say `model.`.
+        local_root: local prefix of the text part.
+        towers: canonical and local prefix of parts that the first stage holds whole.
+    """
+
+    root: str
+    local_root: str
+    towers: tuple[tuple[str, str], ...]
+
+
+TEXT_ONLY = Wrapper("model.", "", ())
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """A family with the numbers of one config.
 
@@ -75,16 +93,14 @@ class Model:
         dims: sizes by the names that tables use.
         layer_tags: tags of each decoder layer; those of MTP layers follow.
         dtype: canonical dtype, where a rule names no other.
-        root: canonical prefix that stands for `model.`.
-        local_root: what local names begin with, inside their chunk.
+        wrapper: how names begin.
     """
 
     family: Family
     dims: Dims
     layer_tags: tuple[frozenset[str], ...]
     dtype: str
-    root: str = "model."
-    local_root: str = ""
+    wrapper: Wrapper = TEXT_ONLY
 
     @property
     def layers(self) -> int:
@@ -115,20 +131,22 @@ class Model:
 
     def canonical(self, name: str) -> str:
         """Return a canonical name that a table gives, under this model's root."""
-        return self.root + name.removeprefix("model.") if name.startswith("model.") else name
+        if not name.startswith("model."):
+            return name
+        return self.wrapper.root + name.removeprefix("model.")
 
 
 def read_model(
     config: Config,
     families: Mapping[str, Family] | Family,
-    wrappers: Mapping[str, tuple[str, str]],
+    wrappers: Mapping[str, Wrapper],
 ) -> Model:
     """Return the model that a `config.json` describes; a vision model's text part, under its prefix.
 
     Raises:
         LayoutError: no family for its `model_type`, or a dimension that every model has is missing.
     """
-    root, local_root, text = "model.", "", config
+    wrapper, text = TEXT_ONLY, config
     kind = str(config.get("model_type"))
     if isinstance(config.get("text_config"), Mapping):
         if kind not in wrappers:
@@ -136,7 +154,7 @@ def read_model(
                 f"no prefix is known for the text part of model_type {kind!r}; there are "
                 f"{sorted(wrappers)}"
             )
-        root, local_root = wrappers[kind]
+        wrapper = wrappers[kind]
         text = {**config["text_config"]}
         if "tie_word_embeddings" in config:
             text["tie_word_embeddings"] = config["tie_word_embeddings"]
@@ -159,7 +177,7 @@ def read_model(
     tags = tuple(
         _tags(filled, family, dims, layer) for layer in range(dims["layers"] + dims["mtp"])
     )
-    return Model(family, dims, tags, _DTYPES[name], root, local_root)
+    return Model(family, dims, tags, _DTYPES[name], wrapper)
 
 
 def _dims(config: Config) -> dict[str, int]:
