@@ -58,13 +58,14 @@ class Builder:
         if not rule.is_expert:
             pieces = [self._piece(rule, text, prefix) for text in rule.pieces]
             yield self._local(rule, self._spelling(locals_, rule.local), pieces, cuts.dense)
-        elif "{e}" in rule.local:
+            return
+        stacked = self._stacked_name(locals_, rule.local)
+        if stacked is not None and cuts.slots:
+            yield _stacked([self._expert(rule, stacked, prefix, e, cuts) for e in cuts.slots])
+        elif stacked is None:
             for slot, expert in enumerate(cuts.slots):
                 local = self._spelling(locals_, rule.local.replace("{e}", str(slot)))
                 yield self._expert(rule, local, prefix, expert, cuts)
-        elif cuts.slots:
-            local = self._spelling(locals_, rule.local)
-            yield _stacked([self._expert(rule, local, prefix, e, cuts) for e in cuts.slots])
 
     def compare(self, metas: Mapping[str, TensorMeta]) -> None:
         """Accept canonical tensors that are exactly those of the tables.
@@ -116,6 +117,14 @@ class Builder:
         known = self.metas.get(piece.name) if self.metas else None
         return known is not None and known.shape == piece.shape
 
+    def _stacked_name(self, prefixes: list[str], local: str) -> str | None:
+        """Return the name of one tensor for all experts, if that is how they are held."""
+        names = [name for name in local.split("|") if "{e}" not in name]
+        if "{e}" not in local:
+            return self._spelling(prefixes, local)
+        found = (a + b for a, b in product(prefixes, names))
+        return next((name for name in found if name in self.seen), None)
+
     def _spelling(self, prefixes: list[str], local: str) -> str:
         if not self.seen:
             return prefixes[0] + local.partition("|")[0]
@@ -141,7 +150,8 @@ def _stacked(parts: list[Part]) -> Part:
         for slot, (_, its_blocks) in enumerate(parts)
         for block in its_blocks
     ]
-    return replace(tensor, shape=(len(parts), *tensor.shape)), blocks
+    padding = sum(part.padding for part, _ in parts)
+    return replace(tensor, shape=(len(parts), *tensor.shape), padding=padding), blocks
 
 
 def collect(parts: Iterable[Part]) -> tuple[tuple[LocalTensor, ...], tuple[Block, ...]]:

@@ -2,7 +2,8 @@
 
 At run time an engine's own loader is the truth, and placements are learned from it; these rules say
 beforehand how much goes where. They are derived from a family's table: engines fuse what Megatron fuses,
-but cut the parts of a fusion each by itself, and repeat KV heads. Both engines do so; names are vLLM's.
+but cut the parts of a fusion each by itself, and repeat KV heads. Both engines do so; names are those of
+vLLM 0.32, with whose loaders the rules are compared.
 """
 
 from __future__ import annotations
@@ -104,16 +105,24 @@ def engine_layout(
 
 def _parts(builder: Builder, cuts: Cuts) -> Iterator[Part]:
     model, root = builder.model, builder.model.wrapper.root
-    yield from builder.apply(replace(EMBEDDING, local="embed_tokens.weight"), [root], "", cuts)
-    rules = list(_engine_rules(model.family.layer))
+    names = model.family.engine_names
+    yield from builder.apply(_spelled(EMBEDDING, "embed_tokens.weight", names), [root], "", cuts)
+    rules = [_spelled(rule, rule.local, names) for rule in _engine_rules(model.family.layer)]
     for layer, tags in enumerate(model.layer_tags):
         prefix = f"model.layers.{layer}."
         for rule in rules:
             if rule.holds(tags):
                 yield from builder.apply(rule, [model.canonical(prefix)], prefix, cuts)
-    yield from builder.apply(replace(FINAL_NORM, local="norm.weight"), [root], "", cuts)
+    yield from builder.apply(_spelled(FINAL_NORM, "norm.weight", names), [root], "", cuts)
     if "tie_word_embeddings" not in model.layer_tags[0]:
-        yield from builder.apply(replace(OUTPUT, local="lm_head.weight"), [""], "", cuts)
+        yield from builder.apply(_spelled(OUTPUT, "lm_head.weight", names), [""], "", cuts)
+
+
+def _spelled(rule: Rule, local: str, names: Iterable[tuple[str, str]]) -> Rule:
+    """Return a rule for this local name, as engines spell it."""
+    for canonical, engine in names:
+        local = local.replace(canonical, engine)
+    return replace(rule, local=local)
 
 
 def _engine_rules(rules: Iterable[Rule]) -> Iterator[Rule]:
@@ -122,7 +131,7 @@ def _engine_rules(rules: Iterable[Rule]) -> Iterator[Rule]:
         # What Megatron takes apart head by head, an engine keeps as the checkpoint has it.
         pieces = tuple(dict.fromkeys(_INNER_SECTION.sub(r"\1", piece) for piece in rule.pieces))
         names = [piece.partition(":")[0] for piece in pieces]
-        plain = replace(rule, kind="heads" if rule.kind == "qkv" else rule.kind, add=0)
+        plain = replace(rule, kind=_engine_kind(rule), add=0)
         if names == [_Q_A]:
             continue
         if names == [_KV_A]:
@@ -139,6 +148,13 @@ def _engine_rules(rules: Iterable[Rule]) -> Iterator[Rule]:
                 yield replace(plain, local=name, pieces=own)
 
 
+def _engine_kind(rule: Rule) -> str:
+    if rule.kind == "qkv":
+        return "heads"
+    # The outputs of cut experts are added up: only one rank may add the bias.
+    return "first" if rule.kind == "replicated" and "{e}" in rule.local else rule.kind
+
+
 def _leaves(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name.rsplit(".", 2)[-2] for name in names)
 
@@ -148,7 +164,9 @@ def _engine_name(names: Sequence[str], rule: Rule) -> str:
     if "{e}" in rule.local:
         path = names[0].partition(".experts.")[0]
         fused = "w13" if "fc1" in rule.local else "w2"
-        return f"{path}.experts.{fused}_{'bias' if 'bias' in rule.local else 'weight'}"
+        return (
+            f"{path}.experts.routed_experts.{fused}_{'bias' if 'bias' in rule.local else 'weight'}"
+        )
     if len(set(names)) == 1:
         return names[0]
     path, _, ending = names[0].rsplit(".", 2)

@@ -107,6 +107,7 @@ GPT_OSS = Family(
             "replicated", FC2.replace("weight", "bias"), ("mlp.experts.down_proj_bias: e hidden",)
         ),
     ),
+    engine_names=(("self_attn.", "attn."), ("embed_tokens.", "embedding.")),
     tags=frozenset({"out_bias"}),
     defaults=MappingProxyType({"attention_bias": True}),
 )

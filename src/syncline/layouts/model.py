@@ -53,6 +53,7 @@ class Family:
         mtp_prefix: canonical prefix of MTP layer K; `{k}` is K and `{l}` is layers + K.
         mtp_inner: canonical prefix of the decoder layer inside, where it is not the same.
         mtp_copies: canonical names after the MTP prefix of stored copies of embedding and output.
+        engine_names: parts of canonical names that engines spell otherwise.
         tags: tags of every layer.
         defaults: what the family's configs mean where they leave a key out.
     """
@@ -62,6 +63,7 @@ class Family:
     mtp_prefix: str = "model.layers.{l}."
     mtp_inner: str | None = None
     mtp_copies: tuple[str, str] | None = None
+    engine_names: tuple[tuple[str, str], ...] = ()
     tags: frozenset[str] = frozenset()
     defaults: Config = field(default_factory=lambda: MappingProxyType({}))
 

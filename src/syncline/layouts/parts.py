@@ -80,8 +80,13 @@ DENSE = (
     Rule("replicated", "mlp.linear_fc2.bias", ("mlp.down_proj.bias: hidden",), "dense mlp_bias"),
 )
 
-FC1 = "mlp.experts.linear_fc1.weight{e}|mlp.experts.local_experts.{e}.linear_fc1.weight"
-FC2 = "mlp.experts.linear_fc2.weight{e}|mlp.experts.local_experts.{e}.linear_fc2.weight"
+# Grouped, sequential, and (newest Transformer Engine) stacked experts.
+_EXPERT_NAMES = (
+    "mlp.experts.linear_{fc}.weight{{e}}"
+    "|mlp.experts.local_experts.{{e}}.linear_{fc}.weight"
+    "|mlp.experts.linear_{fc}.weight"
+)
+FC1, FC2 = _EXPERT_NAMES.format(fc="fc1"), _EXPERT_NAMES.format(fc="fc2")
 EXPERT_NORM = norm("pre_mlp_layernorm.weight", "post_attention_layernorm.weight", "moe")
 
 

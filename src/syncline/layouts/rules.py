@@ -35,6 +35,7 @@ KINDS = {
     "qkv": "rows of query groups, q.. k v of one group after the other; the whole is cut evenly",
     "heads": "as column, but pieces after the first are cut into `groups` at most, then repeated",
     "vocab": "rows are cut after rows of padding were added",
+    "first": "the first rank holds all of it, the memory of the others is padding",
 }
 """The ways in which pieces are arranged and cut, by name."""
 
@@ -46,9 +47,9 @@ class Rule:
     Attributes:
         kind: a name in `KINDS`.
         local: name of the local tensor after its layer's prefix; `a|b` where versions differ in it.
-            With `{e}`, one for each expert that the rank holds.
-        pieces: what it is made of (see above); `a | b` where checkpoints differ in it. Where they name experts and `local` does not, the local
-            tensor has a first axis for the experts that the rank holds.
+            With `{e}`, one for each expert that the rank holds; without, the local tensor of a rule for
+            experts has a first axis for those that the rank holds.
+        pieces: what it is made of (see above); `a | b` where checkpoints differ in it.
         on: tags of the layer (`moe`, `full`, `attention_bias` ...) under which the rule holds, all of
             them; `!tag` excludes. Empty: always.
         dtype: the canonical dtype where it is not the model's.
@@ -240,7 +241,9 @@ def arrange(
     whole = [(0, n) for n in sides[0]]
     runs: list[tuple[int, list[tuple[int, int]], int, int]] = []  # piece, ranges, local row, copies
     rows, columns, padding = 0, list(sides[0][1:]), 0
-    if kind == "row":
+    if kind == "first" and cut.index:
+        rows, padding = sides[0][0], prod(sides[0])
+    elif kind == "row":
         first, count = _window(sides[0][1], cut.ways, cut.index, local)
         runs.append((0, [whole[0], (first, count), *whole[2:]], 0, 1))
         rows, columns[0] = sides[0][0], count
@@ -294,7 +297,7 @@ def _parts(
         return
     for index, n in enumerate(rows):
         ways = cut.ways
-        if kind == "replicated":
+        if kind in ("replicated", "first"):
             ways = 1
         elif kind == "heads" and index:
             ways = min(ways, cut.groups)

@@ -4,7 +4,7 @@ Pure geometry: sees metadata, never an element; the same plan on every rank, wit
 """
 
 from syncline.plan.describe import heat_map, read_sizes, record, summary
-from syncline.plan.move import Mover, execute, incoming, outgoing
+from syncline.plan.move import Mover, execute, incoming, outgoing, receive, send
 from syncline.plan.pieces import Piece, intersect
 from syncline.plan.planner import Load, Plan, Transfer, load_of, make_plan
 
@@ -22,6 +22,8 @@ __all__ = [
     "make_plan",
     "outgoing",
     "read_sizes",
+    "receive",
     "record",
+    "send",
     "summary",
 ]

@@ -7,11 +7,12 @@ its box. Neither side holds more than its own shard and one message per peer.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from syncline.abc import Channel
 from syncline.errors import PlanError
 from syncline.layouts import Layout, Placement
 from syncline.layouts.blocks import Block, Run, overlap, part, run_of
@@ -22,6 +23,7 @@ from syncline.plan.pieces import Piece
 from syncline.plan.planner import Plan, Transfer
 from syncline.types import TensorMeta, unsigned
 
+_Key = TypeVar("_Key")
 Peer = tuple[int, int]
 """A target rank: engine, and rank in the engine."""
 
@@ -117,6 +119,64 @@ def _links(bucket: Sequence[Transfer]) -> Iterator[tuple[int, Peer, Piece]]:
         for place, source in enumerate(transfer.senders):
             engine, which = divmod(place, len(targets))
             yield source, (engine, targets[which]), transfer.piece
+
+
+def send(
+    plan: Plan, rank: int, mover: Mover, channels: Mapping[Peer, Channel], timeout_s: float
+) -> None:
+    """Do a source rank's part of a plan: agree with every target, then send, bucket by bucket.
+
+    Args:
+        channels: to every target rank that the plan lets this rank send to; others are not used.
+        timeout_s: the longest wait for a target's digest.
+    Raises:
+        PlanError: no channel to a target, or the rank does not hold what the plan says.
+        PlanDisagreementError: a target made another plan; this rank has sent no weight to anybody.
+        TransportError: a channel failed.
+
+    Memory: one message. Collective: every rank of both sides takes part.
+    """
+    messages = [outgoing(bucket, rank) for bucket in plan.buckets]
+    _agree(plan, _channels(messages, channels, f"source rank {rank}"), timeout_s)
+    for bucket in messages:
+        for peer, pieces in bucket.items():
+            channels[peer].send(mover.read(pieces))
+
+
+def receive(
+    plan: Plan, peer: Peer, mover: Mover, channels: Mapping[int, Channel], timeout_s: float
+) -> None:
+    """Do a target rank's part of a plan: agree with every source, then receive, bucket by bucket.
+
+    Args:
+        channels: from every source rank that the plan lets send to this one; others are not used.
+        timeout_s: the longest wait for one message.
+    Raises: as `send`. After an error other than the first two the rank's memory may hold a mix.
+    """
+    messages = [incoming(bucket, peer) for bucket in plan.buckets]
+    _agree(plan, _channels(messages, channels, f"target rank {peer}"), timeout_s)
+    for bucket in messages:
+        for rank, pieces in bucket.items():
+            mover.write(pieces, channels[rank].receive(timeout_s))
+
+
+def _channels(
+    messages: Sequence[Mapping[_Key, object]], channels: Mapping[_Key, Channel], who: str
+) -> list[Channel]:
+    """Return the channels that the messages need, each once."""
+    needed = list(dict.fromkeys(key for bucket in messages for key in bucket))
+    missing = [key for key in needed if key not in channels]
+    if missing:
+        raise PlanError(f"{who} has no channel to or from {missing}, which its plan needs")
+    return [channels[key] for key in needed]
+
+
+def _agree(plan: Plan, channels: Sequence[Channel], timeout_s: float) -> None:
+    """Exchange digests on every channel; both sides find out before either moves a weight."""
+    for channel in channels:
+        channel.send(plan.digest.encode())
+    for channel in channels:
+        plan.agree(channel.receive(timeout_s).decode("ascii", "replace"))
 
 
 def execute(plan: Plan, sources: Mapping[int, Mover], targets: Mapping[Peer, Mover]) -> None:

@@ -115,6 +115,23 @@ def test_sequential_experts_and_old_names_are_spelled_as_seen() -> None:
     assert "0/decoder.layers.0.mlp.experts.linear_fc1.weight1" not in names
 
 
+def test_stacked_experts_are_taken_as_seen() -> None:
+    config = {**TINY, "model_type": "qwen3_moe", "num_experts": 4, "moe_intermediate_size": 4}
+    seen = {
+        f"0/decoder.layers.{layer}.mlp.experts.linear_{which}.weight"
+        for layer in range(2)
+        for which in ("fc1", "fc2")
+    }
+    layout = megatron_layout(config, MegatronMesh(2, ep=2, etp=1), seen=seen)
+    check(layout)
+    shapes = {tensor.name: tensor.shape for tensor in layout.placements[1].tensors}
+    assert shapes["0/decoder.layers.0.mlp.experts.linear_fc1.weight"] == (2, 8, 8)
+    (block,) = (
+        block for block in layout.placements[1].blocks if ".0.mlp.experts.3.up_proj" in block.name
+    )
+    assert block.offset == 8 * 8 + 4 * 8
+
+
 def test_a_family_of_another_package_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     table = Family((Rule("row", "mix.weight", ("mixer.weight: hidden inter",)),))
 
