@@ -31,10 +31,8 @@ def random_split(tensor: CanonicalTensor, rng: np.random.Generator) -> Canonical
     grid: list[int] = []
     for side in tensor.meta.shape:
         factors = [n for n in range(2, side) if side % n == 0]
-        if factors and rng.random() < 0.5:
-            grid += [int(rng.choice(factors))]
-            side //= grid[-1]
-        grid.append(side)
+        outer = int(rng.choice(factors)) if factors and rng.random() < 0.5 else 1
+        grid += [outer, side // outer] if outer > 1 else [side]
     return CanonicalTensor(tensor.meta, tuple(grid))
 
 

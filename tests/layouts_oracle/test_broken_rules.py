@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from shard_files import Case, case_paths, read_case
 
+from shard_files import Case, case_paths, read_case
 from syncline.errors import SynclineError
 from syncline.layouts import (
     Block,
@@ -253,7 +253,7 @@ def test_a_broken_mesh_does_not_convert(prefix: str, mesh: type[MegatronMesh]) -
         ("glm4_moe/", {"attention_bias": False}),
         ("qwen3/", {"model_type": "llama"}),
     ],
-    ids=lambda value: str(value),
+    ids=str,
 )
 def test_another_config_does_not_convert(prefix: str, config: dict[str, object]) -> None:
     for case in _cases(prefix):

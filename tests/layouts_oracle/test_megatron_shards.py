@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from shard_files import Case, case_paths, read_case
 
+from shard_files import Case, case_paths, read_case
 from syncline import kernels
 from syncline.errors import LayoutError, VerifyError
 from syncline.layouts import PositionMap, check, fingerprint, gather, match, once, scatter

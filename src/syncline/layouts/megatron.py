@@ -52,6 +52,7 @@ def megatron_layout(
         mtp: number of multi-token-prediction layers that are trained; those of the checkpoint beyond are
             left out. None: as many as the checkpoint has, without one as the config says.
         family: a table that is not registered; None: the one of the config's `model_type`.
+
     Raises:
         LayoutError: no such family, shards that cannot be cut so, another checkpoint.
         ConfigError: layers or ranks that do not divide.
@@ -201,6 +202,7 @@ def match(placement: Placement, found: Mapping[str, tuple[str, tuple[int, ...]]]
 
     Args:
         found: dtype and shape by local name.
+
     Raises:
         LayoutError: a name that the tables do not know, a tensor that the rank lacks, or one of another
             dtype or shape. Lists all of them.

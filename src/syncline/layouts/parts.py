@@ -19,6 +19,7 @@ TIED_OUTPUT = replace(OUTPUT, pieces=EMBEDDING.pieces)
 
 
 def norm(local: str, canonical: str, on: str = "", side: str = "hidden") -> Rule:
+    """Return a rule for a norm, which no rank cuts."""
     return Rule("replicated", local, (f"{canonical}: {side}",), on)
 
 
@@ -116,6 +117,7 @@ EXPERTS = experts("mlp", "gate_proj", "up_proj", "down_proj")
 
 
 def expert_bias(canonical: str) -> Rule:
+    """Return a rule for what a router adds to its scores: a buffer, in F32 whatever the model is in."""
     return Rule("replicated", "mlp.router.expert_bias", (f"{canonical}: experts",), "moe", "F32")
 
 

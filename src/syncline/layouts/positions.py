@@ -48,6 +48,7 @@ class PositionMap:
         Args:
             positions: (k,) flat indices in the local tensor, strictly ascending.
             bits: (k,) the new local bits.
+
         Raises:
             LayoutError: the rank has no such tensor, or a transformed value is not exact.
 
@@ -100,6 +101,7 @@ def map_positions(
     Args:
         runs: blocks on flat memory.
         positions: (k,) strictly ascending flat indices on the side that `to` is not.
+
     Returns:
         per run with at least one: a slice or indices into `positions`, and as many mapped positions.
 

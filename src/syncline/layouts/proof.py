@@ -55,6 +55,7 @@ def fingerprint(catalog: Catalog, placement: Placement, shard: Shard) -> dict[st
 
     Args:
         shard: the rank's flat bits by local name.
+
     Raises:
         LayoutError: a local tensor is missing or does not fit its blocks.
 

@@ -146,6 +146,7 @@ def flat_layout(units: Mapping[str, Sequence[TensorMeta]], world: int) -> Layout
 
     Args:
         units: by local name, the tensors of one flat parameter in order, all of one dtype.
+
     Raises:
         LayoutError: tensors of several dtypes in a unit.
     """

@@ -129,6 +129,7 @@ def send(
     Args:
         channels: to every target rank that the plan lets this rank send to; others are not used.
         timeout_s: the longest wait for a target's digest.
+
     Raises:
         PlanError: no channel to a target, or the rank does not hold what the plan says.
         PlanDisagreementError: a target made another plan; this rank has sent no weight to anybody.

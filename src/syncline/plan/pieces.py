@@ -49,6 +49,7 @@ def intersect(source: Layout, target: Layout, unused: Collection[str] = ()) -> l
 
     Args:
         unused: canonical tensors of the source that the target need not have.
+
     Raises:
         CoverageError: one of the layouts is not legal (see `layouts.check`); the target wants a tensor
             that the source lacks, or of another dtype or shape; the source has one that nobody wants

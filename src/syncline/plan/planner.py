@@ -82,6 +82,7 @@ def make_plan(
     Args:
         engines: engines that each have the target layout.
         limit_bytes: what a rank may stage at a time, sending or receiving.
+
     Raises:
         CoverageError: as `intersect`.
         PlanError: a bundle does not fit into a bucket.

@@ -98,7 +98,7 @@ def test_a_scalar_and_an_empty_tensor_are_covered() -> None:
     held = (LocalTensor("s", "F32", ()), LocalTensor("e", "F32", (0, 3)))
     catalog = {"s": plain(scalar), "e": plain(empty)}
     check(Layout(catalog, (Placement(0, held, (Block("s", (), (), "s", 0, ()),)),)))
-    with pytest.raises(CoverageError, match="s: no rank|s\\[\\]: no rank"):
+    with pytest.raises(CoverageError, match=r"s\[\]: no rank"):
         check(Layout(catalog, (Placement(0, held[1:], ()),)))
 
 

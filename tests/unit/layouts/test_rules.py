@@ -233,6 +233,6 @@ def test_stored_copies_may_be_missing_from_a_checkpoint() -> None:
         megatron_layout(
             config, MegatronMesh(1), checkpoint=[m for m in kept if "enorm" not in m.name]
         )
+    extra = TensorMeta("left_over", "BF16", (1,))
     with pytest.raises(LayoutError, match="left_over: only in the checkpoint"):
-        extra = TensorMeta("left_over", "BF16", (1,))
         megatron_layout(config, MegatronMesh(1), checkpoint=[*kept, extra])

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from random_layouts import empty_shards, random_values
 
+from random_layouts import empty_shards, random_values
 from syncline.abc import Buffer, Channel
 from syncline.errors import PlanDisagreementError, PlanError
 from syncline.layouts import (
@@ -106,7 +106,7 @@ def test_nothing_moves_between_sides_that_planned_differently(
     held, found = empty_shards(source), empty_shards(target)
     for shard in held.values():
         for bits in shard.values():
-            bits += bits.dtype.type(1)
+            bits[:] = 1
     plans = [make_plan(source, target, limit_bytes=1 << bits) for bits in (13, 14)]
     errors = _follow(*plans, _movers(source, held), _movers(target, found))
     assert {type(error) for error in errors} == {PlanDisagreementError}
