@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from typing import Any
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from syncline.errors import ConfigError, PlanError
 from syncline.layouts import Layout, Placement
 from syncline.layouts.blocks import Block, show
+from syncline.layouts.coverage import holders
 from syncline.plan.planner import Load, Plan
 from syncline.types import TensorMeta
 
@@ -43,36 +44,52 @@ def record(name: str, source: Layout, target: Layout) -> dict[str, Any]:
     Raises:
         PlanError: neither layout has the tensor.
     """
-    tensor = source.catalog.get(name) or target.catalog.get(name)
-    if tensor is None:
-        raise PlanError(f"{name}: in neither layout", tensor=name)
+    for found in records(source, target, [name]):
+        return found
+    raise PlanError(f"{name}: in neither layout", tensor=name)
+
+
+def records(
+    source: Layout, target: Layout, names: Iterable[str] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yield the records of these tensors, by default of all, that one of the layouts has."""
+    sides = [(holders(layout), _shapes(layout)) for layout in (source, target)]
+    for name in {**source.catalog, **target.catalog} if names is None else names:
+        tensor = source.catalog.get(name) or target.catalog.get(name)
+        if tensor is None:
+            continue
+        sources, targets = (
+            [
+                _place(rank, block, shapes[rank][block.local])
+                for held in by_name.get(name, {}).values()
+                for rank, block in held
+            ]
+            for by_name, shapes in sides
+        )
+        yield {
+            "name": name,
+            "shape": list(tensor.meta.shape),
+            "dtype": tensor.meta.dtype,
+            "grid": list(tensor.grid),
+            "nbytes": tensor.meta.nbytes,
+            "sources": sources,
+            "targets": targets,
+        }
+
+
+def _shapes(layout: Layout) -> dict[int, dict[str, tuple[int, ...]]]:
     return {
-        "name": name,
-        "shape": list(tensor.meta.shape),
-        "dtype": tensor.meta.dtype,
-        "grid": list(tensor.grid),
-        "nbytes": tensor.meta.nbytes,
-        "sources": list(_places(name, source)),
-        "targets": list(_places(name, target)),
+        placement.rank: {tensor.name: tensor.shape for tensor in placement.tensors}
+        for placement in layout.placements
     }
 
 
-def _places(name: str, layout: Layout) -> Iterator[dict[str, Any]]:
-    for placement in layout.placements:
-        shapes = {tensor.name: tensor.shape for tensor in placement.tensors}
-        for block in placement.blocks:
-            if block.name == name:
-                yield _place(placement, block, shapes)
-
-
-def _place(
-    placement: Placement, block: Block, shapes: Mapping[str, tuple[int, ...]]
-) -> dict[str, Any]:
+def _place(rank: int, block: Block, local_shape: tuple[int, ...]) -> dict[str, Any]:
     return {
-        "rank": placement.rank,
+        "rank": rank,
         "box": show(block.box),
         "local": block.local,
-        "local_shape": list(shapes[block.local]),
+        "local_shape": list(local_shape),
         "offset": block.offset,
         "strides": list(block.strides),
         "copies": block.copies,

@@ -9,7 +9,7 @@ import pytest
 
 from syncline.errors import ConfigError, PlanError
 from syncline.layouts import EngineMesh, MegatronMesh, engine_layout, megatron_layout
-from syncline.plan import Load, heat_map, load_of, make_plan, read_sizes, record, summary
+from syncline.plan import Load, heat_map, load_of, make_plan, read_sizes, record, records, summary
 
 CONFIG = {
     "model_type": "llama",
@@ -28,8 +28,8 @@ def test_a_record_names_every_place() -> None:
     found = record("model.layers.1.self_attn.k_proj.weight", source, target)
     assert json.loads(json.dumps(found)) == found
     assert (found["shape"], found["dtype"], found["nbytes"]) == ([16, 32], "BF16", 1024)
-    assert [place["rank"] for place in found["sources"]] == [0, 1, 2, 3]
-    assert found["sources"][1] == {
+    assert [place["rank"] for place in found["sources"]] == [0, 2, 1, 3]
+    assert found["sources"][2] == {
         "rank": 1,
         "box": "[8:16, 0:32]",
         "local": "0/decoder.layers.1.self_attention.linear_qkv.weight",
@@ -41,6 +41,9 @@ def test_a_record_names_every_place() -> None:
         "add": 0,
     }
     assert found["targets"][0]["local"] == "model.layers.1.self_attn.qkv_proj.weight"
+    every = list(records(source, target))
+    assert [one["name"] for one in every] == list(source.catalog)
+    assert found in every
     with pytest.raises(PlanError, match="in neither layout"):
         record("model.nothing", source, target)
 
