@@ -56,8 +56,15 @@ class Builder:
             locals_: spellings of the local prefix; prefix: the canonical one.
         """
         if not rule.is_expert:
+            name = self._spelling(locals_, rule.local)
             pieces = [self._piece(rule, text, prefix) for text in rule.pieces]
-            yield self._local(rule, self._spelling(locals_, rule.local), pieces, cuts.dense)
+            tensor, blocks = self._local(rule, name, pieces, cuts.dense)
+            for text in rule.stored:
+                if self._is_stored(text, prefix):
+                    copy = [self._piece(rule, text, prefix)]
+                    _, aliases = self._local(rule, name, copy, cuts.dense)
+                    blocks.extend(replace(block, is_alias=True) for block in aliases)
+            yield tensor, blocks
             return
         stacked = self._stacked_name(locals_, rule.local)
         if stacked is not None and cuts.slots:
@@ -112,6 +119,11 @@ class Builder:
                 tensor=piece.name,
             )
         return piece
+
+    def _is_stored(self, text: str, prefix: str) -> bool:
+        """Say whether the checkpoint, where one is known, stores a copy."""
+        name = resolve(text, self.model.dims, prefix, 0, self.model.canonical).name
+        return self.metas is None or name in self.metas
 
     def _is_known(self, piece: Piece) -> bool:
         known = self.metas.get(piece.name) if self.metas else None

@@ -120,7 +120,7 @@ class _Stages(Builder):
         embedding_holders = (twice if model.mtp else 1) + (tied and self.mesh.pp > 1)
         embed_copies = copies[0] if copies else None
         if at.pp == 0:
-            yield self._shared("0/", EMBEDDING, at, embedding_holders, embed_copies)
+            yield from self._shared("0/", EMBEDDING, at, embedding_holders, embed_copies)
             yield from self._towers()
         chunks = self.mesh.layers(model.layers)[at.pp]
         for chunk, layers in enumerate(chunks):
@@ -130,33 +130,23 @@ class _Stages(Builder):
                 yield from self._layer(locals_, prefix, model.layer_tags[layer], at)
         if last:
             if model.mtp and at.pp:
-                yield self._shared(end, EMBEDDING, at, embedding_holders, embed_copies)
+                yield from self._shared(end, EMBEDDING, at, embedding_holders, embed_copies)
             yield from self.apply(FINAL_NORM, [end + model.wrapper.local_root], "", self._cuts(at))
             for k in range(model.mtp):
                 yield from self._mtp(k, end, at)
             if not tied:
-                yield self._shared(end, OUTPUT, at, 1, copies[1] if copies else None)
+                yield from self._shared(end, OUTPUT, at, 1, copies[1] if copies else None)
             elif at.pp:
-                yield self._shared(end, TIED_OUTPUT, at, embedding_holders, None)
+                yield from self._shared(end, TIED_OUTPUT, at, embedding_holders, None)
 
     def _shared(
         self, chunk: str, rule: Rule, at: Coordinates, holders: int, copy: str | None
-    ) -> Part:
-        """Return embedding or output: held by several stages, with stored copies in the checkpoint."""
-        prefix = chunk + self.model.wrapper.local_root
-        cuts = self._cuts(at, holders)
-        ((tensor, blocks),) = self.apply(rule, [prefix], "", cuts)
-        pieces = list(blocks)
-        for k in range(self.model.mtp if copy else 0):
-            stored = replace(rule, pieces=(str(copy),))
-            name = self.model.canonical(
-                self.model.mtp_prefix(k) + stored.pieces[0].partition(":")[0]
-            )
-            if self.metas is not None and name not in self.metas:
-                continue
-            ((_, aliases),) = self.apply(stored, [prefix], self.model.mtp_prefix(k), cuts)
-            pieces.extend(replace(block, is_alias=True) for block in aliases)
-        return tensor, pieces
+    ) -> Iterator[Part]:
+        """Yield embedding or output: held by several stages, stored again for each MTP layer."""
+        prefixes = [self.model.mtp_prefix(k) for k in range(self.model.mtp)]
+        stored = tuple(f"{prefix}{copy}" for prefix in prefixes) if copy else ()
+        local = chunk + self.model.wrapper.local_root
+        yield from self.apply(replace(rule, stored=stored), [local], "", self._cuts(at, holders))
 
     def _mtp(self, k: int, chunk: str, at: Coordinates) -> Iterator[Part]:
         family, local = self.model.family, f"{chunk}{self.model.wrapper.local_root}mtp.layers.{k}."

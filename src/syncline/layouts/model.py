@@ -83,6 +83,8 @@ class Wrapper:
     towers: tuple[tuple[str, str], ...]
 
 
+# PEFT puts its own prefix before the names of adapters, and nowhere else.
+_ADAPTER = ".lora_"
 TEXT_ONLY = Wrapper("model.", "", ())
 
 
@@ -133,9 +135,9 @@ class Model:
 
     def canonical(self, name: str) -> str:
         """Return a canonical name that a table gives, under this model's root."""
-        if not name.startswith("model."):
-            return name
-        return self.wrapper.root + name.removeprefix("model.")
+        if name.startswith("model."):
+            name = self.wrapper.root + name.removeprefix("model.")
+        return f"base_model.model.{name}" if _ADAPTER in name else name
 
 
 def read_model(

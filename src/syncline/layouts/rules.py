@@ -54,6 +54,8 @@ class Rule:
             them; `!tag` excludes. Empty: always.
         dtype: the canonical dtype where it is not the model's.
         add: canonical value minus local value, where they differ.
+        stored: pieces that are the first piece again: canonical tensors that the checkpoint stores as
+            copies of it.
     """
 
     kind: str
@@ -62,6 +64,7 @@ class Rule:
     on: str = ""
     dtype: str | None = None
     add: int = 0
+    stored: tuple[str, ...] = ()
 
     def holds(self, tags: frozenset[str]) -> bool:
         """Say whether the rule applies to a layer with these tags."""

@@ -6,6 +6,7 @@ block of a target rank, so that both can find it in their memory by name and box
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -121,21 +122,27 @@ def _common(
     name: str, given: _Held, wanted: _Held
 ) -> Iterator[tuple[Box, tuple[int, ...], tuple[int, ...]]]:
     """Yield the boxes that a box of each side share, with the ranks that hold either."""
-    sources = [(box, _ranks(held)) for box, held in given.items()]
+    sources = sorted(given)
+    firsts = [start[:1] for start, _ in sources]
+    longest = max((shape[0] for _, shape in sources if shape), default=0)
     for box, held in wanted.items():
         tos = _ranks(held)
         if box in given:
             yield box, _ranks(given[box]), tos
             continue
         found = 0
-        for other, froms in sources:
+        # Only boxes that begin near enough on the first axis can meet this one.
+        start, shape = box
+        low = bisect_right(firsts, (start[0] - longest,))
+        high = bisect_left(firsts, (start[0] + shape[0],))
+        for other in sources[low:high]:
             shared = overlap(other, box)
             if shared is not None:
                 found += prod(shared[1])
-                yield shared, froms, tos
-        if found != prod(box[1]):
+                yield shared, _ranks(given[other]), tos
+        if found != prod(shape):
             raise CoverageError(
-                f"{name}{show(box)}: sources give {found} of {prod(box[1])} elements", tensor=name
+                f"{name}{show(box)}: sources give {found} of {prod(shape)} elements", tensor=name
             )
 
 
