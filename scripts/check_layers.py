@@ -37,6 +37,7 @@ LEVELS = {
 SIDEWAYS = {
     ("types", "errors"),
     ("format", "kernels"),
+    ("layouts", "kernels"),
     ("version", "types"),
     ("abc", "config"),
     ("engines", "commit"),
