@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,8 @@ def demo(as_json: bool, **options: Any) -> None:
     from syncline.demo import DemoConfig, run  # noqa: PLC0415 - needs an extra
 
     chosen = {name: value for name, value in options.items() if value is not None}
-    run(DemoConfig(**chosen, json=as_json))
+    if not run(DemoConfig(**chosen, json=as_json)).bit_identical:
+        sys.exit(1)
 
 
 COMMANDS = (bench, demo)

