@@ -25,7 +25,7 @@ class DemoConfig:
         prompts: different prompts in a step, at most 81 (there are that many sums).
         samples: completions per prompt; the baseline of a completion is the mean over them.
         max_new_tokens: length at which a completion is cut off.
-        learning_rate: of AdamW; None takes 1e-6, or 1e-4 for the tiny model.
+        learning_rate: of AdamW; None takes 1e-6, or 1e-5 for the tiny model.
         seed: of the prompts and of the sampling.
         encoding: handed to the publisher.
         out: directory for the checkpoint, the store and the picture, kept afterwards. It must be new
@@ -38,7 +38,7 @@ class DemoConfig:
 
     Example:
         >>> DemoConfig(tiny=True).rate
-        0.0001
+        1e-05
     """
 
     model: Path | None = None
@@ -76,7 +76,7 @@ class DemoConfig:
         """The learning rate in force."""
         if self.learning_rate is not None:
             return self.learning_rate
-        return 1e-4 if self.tiny else 1e-6
+        return 1e-5 if self.tiny else 1e-6
 
 
 @dataclass(frozen=True, slots=True)

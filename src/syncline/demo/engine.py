@@ -68,7 +68,7 @@ class TransformersEngine(RolloutEngine):
         torch.manual_seed(request.seed)
         with torch.inference_mode():
             out = self.model.generate(ids, attention_mask=mask, generation_config=sampling)
-        completions = [_until(row, set(ends)) for row in out[:, width:].tolist()]
+        completions = [until(row, set(ends)) for row in out[:, width:].tolist()]
         return [
             completions[at : at + request.samples]
             for at in range(0, len(completions), request.samples)
@@ -90,7 +90,7 @@ class TransformersEngine(RolloutEngine):
         return self._stops[stop]
 
 
-def _until(tokens: Sequence[int], ends: set[int]) -> list[int]:
+def until(tokens: Sequence[int], ends: set[int]) -> list[int]:
     """Return the tokens up to the first one that ends a completion, that one included."""
     for place, token in enumerate(tokens):
         if token in ends:

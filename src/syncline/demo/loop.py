@@ -16,7 +16,7 @@ from syncline.demo.config import BaseReport, DemoConfig, StepReport
 from syncline.demo.identity import sha256_by_name
 from syncline.demo.models import load_tokenizer
 from syncline.demo.rollout import RolloutEngine, RolloutRequest, Synced
-from syncline.demo.trainer import Experience, Trainer, faster_dtype
+from syncline.demo.trainer import Experience, Trainer, compute_dtype
 from syncline.errors import BaseVersionError
 from syncline.stores import open_store
 from syncline.sync import Publisher, PublishReport
@@ -43,7 +43,7 @@ class Loop:
             open_store(store), base=base, encoding=config.encoding, anchor_every=None
         )
         self._tokenizer = load_tokenizer(base)
-        self._dtype = faster_dtype()
+        self._dtype = compute_dtype()
         self._trainer = Trainer(
             base, learning_rate=config.rate, pad=self._tokenizer.pad_token_id, dtype=self._dtype
         )

@@ -8,6 +8,8 @@ from typing import Any
 
 from syncline.errors import ConfigError
 
+TINY_PARAMETERS = 1_000_000
+
 
 def require(module: str, package: str | None = None) -> Any:
     """Import and return an optional module of the package of that name, or of `package`.
@@ -35,6 +37,8 @@ def transformers() -> Any:
 def load_model(directory: Path, dtype: Any, **options: Any) -> Any:
     """Return the causal language model in `directory`, in inference mode, in `dtype`.
 
+    Calls `limit_threads`.
+
     Raises:
         ConfigError: transformers cannot load one from there; says why.
     """
@@ -47,7 +51,18 @@ def load_model(directory: Path, dtype: Any, **options: Any) -> Any:
             f"expected a Hugging Face checkpoint of a causal language model in {directory}, "
             f"found none that transformers loads: {error}"
         ) from error
+    limit_threads(model)
     return model.eval()
+
+
+def limit_threads(model: Any) -> None:
+    """Keep torch to one thread, in the whole process, if the model is a tiny one.
+
+    Its matrices are multiplied sooner than a second thread has woken, and where other programs
+    keep the processors busy each wake-up can take milliseconds: measured, ten times slower.
+    """
+    if model.num_parameters() < TINY_PARAMETERS:
+        require("torch").set_num_threads(1)
 
 
 def load_tokenizer(directory: Path, **options: Any) -> Any:

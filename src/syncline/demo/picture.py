@@ -13,7 +13,9 @@ MB = 1e6
 BLUE, GREEN, ORANGE, GREY = "#1f5fa8", "#2a7f4f", "#c25b12", "#666666"
 
 
-def draw(base: BaseReport, steps: Sequence[StepReport], target: Path) -> None:
+def draw(
+    base: BaseReport, steps: Sequence[StepReport], *, is_identical: bool, target: Path
+) -> None:
     """Write a PNG with three panels over a common step axis; replaces a file of that name.
 
     Raises:
@@ -44,8 +46,10 @@ def draw(base: BaseReport, steps: Sequence[StepReport], target: Path) -> None:
     density.set_ylim(0.0, 1.25 * max(*shares, 0.01))
     density.set_xlabel("optimiser step")
     density.xaxis.get_major_locator().set_params(integer=True)
+    verdict = "bit-identical" if is_identical else "NOT bit-identical"
     figure.suptitle(
-        f"{base.model}, {base.parameters / 1e6:,.1f} M weights: RL on sums, engine kept bit-identical"
+        f"{base.model}, {base.parameters / 1e6:,.1f} M weights, RL on sums: "
+        f"engine {verdict} after {len(steps)} syncs"
     )
     figure.savefig(target)
 

@@ -13,6 +13,7 @@ import subprocess
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -107,6 +108,11 @@ class EngineProcess(RolloutEngine):
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
+    @property
+    def pid(self) -> int:
+        """Number of the process."""
+        return self._process.pid
+
     def sync(self) -> Synced:
         """See `RolloutEngine.sync`."""
         return Synced(**self._ask("sync"))
@@ -129,7 +135,9 @@ class EngineProcess(RolloutEngine):
         self._reader.join()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                pipe.close()
+                # A request that the process did not read is still in the buffer, and lost with it.
+                with suppress(BrokenPipeError):
+                    pipe.close()
 
     def _ask(self, act: str, arguments: Mapping[str, Any] | None = None) -> Any:
         line = json.dumps({"act": act, "arguments": {} if arguments is None else arguments})

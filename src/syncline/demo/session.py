@@ -95,11 +95,12 @@ def _run(config: DemoConfig, work: Path, start_engine: StartEngine, display: Dis
             display.step(steps[-1])
         display.phase("hashing every tensor on both sides")
         trainer, held = loop.digests()
+    found = differences(trainer, held)
     display.phase("drawing")
     picture = (Path() if config.out is None else config.out) / PICTURE
-    draw(report, steps, picture)
+    draw(report, steps, is_identical=not found, target=picture)
     return DemoResult(
-        differences=differences(trainer, held),
+        differences=found,
         tensors=len(trainer),
         base=report,
         steps=tuple(steps),

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from syncline.demo.arithmetic import LINE_END, SUMS, Problem
-from syncline.demo.models import require, transformers
+from syncline.demo.models import limit_threads, require, transformers
 
 CHARACTERS = "\n" + "".join(map(chr, range(ord(" "), ord("~") + 1)))
 PAD, END = "<pad>", "<eos>"
 LESSONS = 120
-LESSON_RATE = 1e-2
+LESSON_RATE = 3e-3
 
 
 def write_tiny(target: Path, seed: int) -> None:
@@ -38,6 +38,7 @@ def write_tiny(target: Path, seed: int) -> None:
     )
     torch.manual_seed(seed)
     model = transformers().AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    limit_threads(model)
     teach(model, tokenizer)
     model.to(torch.bfloat16).save_pretrained(target)
     tokenizer.save_pretrained(target)
