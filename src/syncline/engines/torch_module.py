@@ -101,8 +101,8 @@ class TorchModule(Engine):
     def create(
         self,
         held: HeldVersion,
-        spans: Iterable[tuple[TensorMeta, Iterable[Span]]],  # noqa: ARG002 (of the seam)
-        files: Mapping[str, bytes],  # noqa: ARG002 (of the seam)
+        spans: Iterable[tuple[TensorMeta, Iterable[Span]]],
+        files: Mapping[str, bytes],
     ) -> NoReturn:
         """Refuse: a module has the tensors that its class made.
 
