@@ -151,11 +151,12 @@ class Swap:
             (build / FOLDER).mkdir()
             durable.create(build / FOLDER / FILE, state_format.dump(DirectoryState("clean", held)))
             _sync_tree(build)
-            self._observe(Step("flip.built"))
-            build.rename(final)
-            durable.sync_directory(self._home)
-            self._observe(Step("flip.named"))
+        self._observe(Step("flip.built"))
         try:
+            with failing(f"rename {build} to {final}"):
+                build.rename(final)
+                durable.sync_directory(self._home)
+            self._observe(Step("flip.named"))
             updates.attempt(lambda: self._flip(final), lambda: self._flip_back(before))
         except BaseException:
             if self.current() != final:
