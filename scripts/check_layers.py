@@ -16,6 +16,8 @@ LEVELS = {
     "version": 0,
     "abc": 1,
     "config": 1,
+    "arrays": 2,
+    "durable": 2,
     "kernels": 2,
     "format": 2,
     "layouts": 2,
@@ -34,6 +36,7 @@ LEVELS = {
 }
 SIDEWAYS = {
     ("types", "errors"),
+    ("format", "kernels"),
     ("version", "types"),
     ("abc", "config"),
     ("engines", "commit"),

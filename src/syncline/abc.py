@@ -65,6 +65,7 @@ class Codec(ABC):
 
         Args:
             windows: consecutive windows that tile the tensor; a full codec reads only `.new`.
+
         Raises:
             CodecError: this tensor cannot be expressed in this encoding.
         """
@@ -79,6 +80,7 @@ class Codec(ABC):
         Args:
             base: (meta.unit_count,) bits of the tensor at the base version; only read. Codecs with
                 `needs_base` False never look at it.
+
         Raises:
             CodecError, FormatError: the payload is not one that `encode` makes; says the offset.
         """

@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> None:
         _fail(arguments, type(error).__name__, str(error), 1)
     except OSError as error:
         _fail(arguments, type(error).__name__, str(error), 1)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - a person gets a line, not a traceback
         message = f"{error}; this is a defect in Syncline, please report it"
         _fail(arguments, type(error).__name__, message, 1)
 

@@ -20,7 +20,7 @@ from syncline.codecs import NAMES
 @json_option
 def bench(density: float, as_json: bool) -> None:
     """Measure kernels and codecs here, against this machine's memory and plain torch operations."""
-    from syncline.bench import bench_codecs
+    from syncline.bench import bench_codecs  # noqa: PLC0415 - needs torch where it is there
 
     rows = bench_codecs(density)
     if as_json:
@@ -61,7 +61,7 @@ def bench(density: float, as_json: bool) -> None:
 @json_option
 def demo(as_json: bool, **options: Any) -> None:
     """Train a real model by RL while a second process serves it, bit-identical, through a store."""
-    from syncline.demo import DemoConfig, run
+    from syncline.demo import DemoConfig, run  # noqa: PLC0415 - needs an extra
 
     chosen = {name: value for name, value in options.items() if value is not None}
     run(DemoConfig(**chosen, json=as_json))

@@ -12,6 +12,7 @@ from syncline.cli import output
 from syncline.cli.options import json_option, store_argument
 from syncline.codecs import NAMES
 from syncline.engines import CheckpointDir
+from syncline.engines.checkpoint_dir import Mode
 from syncline.sources import CheckpointSource
 from syncline.stores import open_store
 from syncline.sync import Publisher, Receiver
@@ -74,7 +75,7 @@ def publish(
 @click.option("--adopt", is_flag=True, help="Take over a checkpoint that Syncline did not make.")
 @json_option
 def pull(
-    store: str, directory: Path, version: int | None, mode: str, adopt: bool, as_json: bool
+    store: str, directory: Path, version: int | None, mode: Mode, adopt: bool, as_json: bool
 ) -> None:
     """Bring DIRECTORY, a Hugging Face checkpoint or a new path, to a version in STORE."""
     with output.progress("pulling", is_quiet=as_json) as observe:

@@ -112,7 +112,7 @@ class Spool:
     """
 
     def __init__(self, memory_bytes: int = 1 << 26) -> None:
-        self._file: IO[bytes] = SpooledTemporaryFile(memory_bytes)
+        self._file: IO[bytes] = SpooledTemporaryFile(memory_bytes)  # noqa: SIM115 - `close` does
         self._slots: dict[str, Slot] = {}
 
     def __enter__(self) -> Self:

@@ -69,9 +69,9 @@ class Comparison:
     @property
     def steps(self) -> Mapping[str, int]:
         """Changed units by size of their step; `sign flip` apart."""
-        sums = np.sum([item.steps for item in self.tensors], axis=0, dtype=np.int64)
+        sums = [sum(column) for column in zip(*(i.steps for i in self.tensors), strict=True)]
         flips = sum(item.sign_flips for item in self.tensors)
-        return {**dict(zip(STEP_BINS, map(int, sums), strict=True)), "sign flip": flips}
+        return {**dict(zip(STEP_BINS, sums, strict=True)), "sign flip": flips}
 
     def predicted_bytes(self) -> Mapping[str, int]:
         """Return the predicted payload for every encoding; `auto` takes the smallest per tensor."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
+import numpy as np
 import xxhash
 
 from syncline import codecs
@@ -124,5 +125,5 @@ def dense_bytes(meta: TensorMeta) -> int:
 def _digested(windows: Difference, digest: xxhash.xxh3_128 | None) -> Iterator[Window]:
     for window in windows:
         if digest is not None:
-            digest.update(memoryview(window.new).cast("B"))
+            digest.update(window.new.view(np.uint8).data)
         yield window

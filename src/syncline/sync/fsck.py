@@ -14,7 +14,7 @@ from syncline.format import index as index_format
 from syncline.format import names
 from syncline.format import part as part_format
 from syncline.sync.checks import check_link, verify_engine
-from syncline.sync.fetch import check_objects, fetched
+from syncline.sync.fetch import check_objects, fetched, ignore_bytes
 from syncline.sync.history import History
 from syncline.sync.phases import Phases
 from syncline.sync.receiver import Receiver
@@ -74,7 +74,7 @@ def _check_version(
     for number, entry in enumerate((*manifest.parts, *manifest.files)):
         with (
             _noting(findings, names.key(at.version, entry.path)),
-            fetched(store, manifest, entry, _ignore_bytes, Phases()) as buffer,
+            fetched(store, manifest, entry, ignore_bytes, Phases()) as buffer,
         ):
             if number < len(manifest.parts):
                 part_format.load(buffer, manifest, number)
@@ -99,7 +99,3 @@ def _noting(findings: list[Finding], where: str) -> Iterator[None]:
         yield
     except SynclineError as error:
         findings.append(Finding(where, str(error)))
-
-
-def _ignore_bytes(nbytes: int) -> None:
-    pass

@@ -148,8 +148,8 @@ def test_dense_change_falls_back_to_a_code_that_needs_no_base(rng: np.random.Gen
     used = {e.meta.name: e.encoding for e in History.open(store).current.manifest.tensors}  # type: ignore[union-attr]
     assert used["v"] == "packed"
     Receiver(store, engine, verify="full").sync()
-    for name in new:
-        assert engine.view(name).tobytes() == new[name].tobytes()
+    for name, array in new.items():
+        assert engine.view(name).tobytes() == array.tobytes()
 
 
 def test_many_parts_and_a_table_beside_the_manifest(rng: np.random.Generator) -> None:

@@ -203,5 +203,5 @@ def test_wrong_base_for_a_publisher(run: Run, tmp_path: Path) -> None:
 
 
 def test_empty_store() -> None:
-    with pytest.raises(SynclineError, match="no HEAD.json in the store"):
+    with pytest.raises(SynclineError, match=r"no HEAD\.json in the store"):
         Receiver(MemoryStore(), MemoryEngine()).sync()
