@@ -210,3 +210,17 @@ def test_a_full_disk_says_that_nothing_was_changed() -> None:
 
     with pytest.raises(CommitError, match=r"No space left on device; no weight was changed"):
         JournalWriter(Full())
+
+
+def test_a_journal_that_shrinks_while_it_is_read_is_refused() -> None:
+    class Shrinking(io.BytesIO):
+        is_cut = False
+
+        def read(self, size: int | None = -1) -> bytes:
+            return super().read(size)[:-1] if self.is_cut else super().read(size)
+
+    file = Shrinking(sample_bytes())
+    journal = Journal(file, "j")
+    file.is_cut = True
+    with pytest.raises(FormatError, match="cut short"):
+        list(journal)

@@ -249,3 +249,36 @@ def test_a_quota_on_the_journal_is_a_clear_error(path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("the journal cannot be written: File too large")
     check(CheckpointDir(path), 1)
+
+
+@pytest.mark.parametrize(
+    "step", [step for step in checkpoint_dir.STEPS if step.startswith("create.")]
+)
+@pytest.mark.parametrize("is_there", [False, True])
+def test_an_error_while_creating_leaves_nothing(tmp_path: Path, step: str, is_there: bool) -> None:
+    def observe(at: Step) -> None:
+        if at.name == step:
+            raise RuntimeError("observed")
+
+    if is_there:
+        (tmp_path / "model").mkdir()
+    with pytest.raises((CommitError, RuntimeError), match="observed"):
+        CheckpointDir(tmp_path / "model", observe=observe).create(V1, spans(OLD), {})
+    assert list(tmp_path.rglob("*.*")) == []
+    engine = CheckpointDir(tmp_path / "model")
+    assert engine.held() is None
+    engine.create(V1, spans(OLD), {})
+    assert held_bits(engine) == as_bytes(OLD)
+
+
+def test_what_a_killed_creation_left_is_removed(tmp_path: Path) -> None:
+    left = tmp_path / ".model.syncline-new"
+    (left / ".syncline").mkdir(parents=True)
+    (left / "folder").mkdir()
+    for name in (".syncline/state.json.next", "model.safetensors", "folder/x"):
+        (left / name).write_bytes(b"half")
+    engine = CheckpointDir(tmp_path / "model")
+    engine.create(V1, spans(OLD), {})
+    check(engine, 1)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
+    assert not (tmp_path / "model" / "folder").exists()

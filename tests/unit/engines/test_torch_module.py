@@ -211,6 +211,25 @@ def test_a_torn_module_does_not_say_what_it_holds(monkeypatch: pytest.MonkeyPatc
     assert engine.held() is None
 
 
+@pytest.mark.parametrize("is_publishing_both", [False, True])
+def test_a_tied_model_follows_a_run(is_publishing_both: bool) -> None:
+    from syncline import MemoryStore, Publisher, Receiver
+
+    trainer, served, store = Tied(), Tied(), MemoryStore()
+    weights = dict(trainer.state_dict())
+    if not is_publishing_both:
+        del weights["lm_head.weight"]
+    publisher = Publisher(store)
+    receiver = Receiver(store, TorchModule(served), verify="full")
+    for place in range(3):
+        with torch.no_grad():
+            trainer.embed.weight[place] += 1
+        publisher.publish(weights)
+        receiver.sync()
+        for name, tensor in trainer.state_dict().items():
+            assert torch.equal(served.state_dict()[name], tensor)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("is_strided", [False, True])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float8_e4m3fn", "bool", "int64"])

@@ -148,3 +148,17 @@ def test_a_directory_that_was_changed_meanwhile_is_noticed(tmp_path: Path) -> No
     engine.apply(records(old, new), version_of(2, new))
     with pytest.raises(StoreError, match="was changed while it was read"):
         list(reading)
+
+
+def test_a_small_file_that_cannot_be_read(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (checkpoint / "config.json").write_bytes(b"{}")
+    source = CheckpointSource(checkpoint)
+
+    def refuse(self: Path, *_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(StoreError, match=r"read .*config\.json: Permission denied"):
+        source.files()

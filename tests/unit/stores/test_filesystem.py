@@ -355,3 +355,74 @@ def test_empty_directories_go_with_their_last_object(store: FilesystemStore, roo
     store.delete("v1/b")
     assert not (root / "v1").exists()
     assert root.exists()
+
+
+def test_a_link_whose_answer_was_lost_counts(
+    store: FilesystemStore, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS may make a link, lose the answer, try again and report that the name is taken."""
+    link = os.link
+
+    def link_and_lose(*arguments: object, **keywords: object) -> None:
+        link(*arguments, **keywords)  # type: ignore[arg-type]
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+
+    monkeypatch.setattr(os, "link", link_and_lose)
+    store.put("v1/a", [b"x"])
+    assert store.get("v1/a") == b"x"
+    assert list(root.rglob("*.tmp")) == []
+
+
+def test_a_hidden_file_that_is_taken_for_a_leftover_is_made_again(
+    store: FilesystemStore, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between being made and being locked a hidden file looks like one of a dead writer."""
+    flock, removed = fcntl.flock, []
+
+    def remove_first(fd: int, operation: int) -> None:
+        if not removed:
+            for path in root.rglob("*.tmp"):
+                path.unlink()
+                removed.append(path)
+        flock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", remove_first)
+    store.put("v1/a", [b"x"])
+    assert len(removed) == 1
+    assert store.get("v1/a") == b"x"
+
+
+def test_a_file_system_without_flock_is_refused(
+    store: FilesystemStore, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    for write in (
+        lambda: store.put("v1/a", [b"x"]),
+        lambda: store.compare_and_swap("HEAD.json", b"head", b"new"),
+    ):
+        with pytest.raises(StoreError, match="No locks available"):
+            write()
+    assert store.get("HEAD.json") == b"head"
+    assert list(root.rglob("*.tmp")) == []
+
+
+def test_a_file_that_shrinks_while_it_is_read(
+    store: FilesystemStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put("v1/a", [b"12345678"])
+    monkeypatch.setattr(os, "pread", lambda fd, count, at: b"")
+    with pytest.raises(StoreError, match="get v1/a in .*ends at byte 0, its size is 8"):
+        store.get("v1/a")
+
+
+def test_a_directory_that_cannot_be_removed(
+    store: FilesystemStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put("v1/a", [b"x"])
+    failing(monkeypatch, "rmdir", errno.EACCES)
+    with pytest.raises(StoreError, match="delete v1/a in .*Permission denied"):
+        store.delete("v1/a")
+    assert store.list("v1/") == []
