@@ -123,3 +123,26 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     ):
         with pytest.raises(OSError):
             use()
+
+
+def test_directories_are_made_and_flushed_from_the_top(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed = []
+    monkeypatch.setattr(durable, "sync_directory", flushed.append)
+    durable.make_directory(tmp_path / "a" / "b")
+    assert flushed == [tmp_path.parent, tmp_path, tmp_path / "a"]
+    assert (tmp_path / "a" / "b").is_dir()
+    (tmp_path / "file").touch()
+    with pytest.raises(FileExistsError):
+        durable.make_directory(tmp_path / "file")
+
+
+def test_a_parent_that_may_not_be_read_does_not_matter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse_directory(path: Path) -> None:
+        raise PermissionError(13, f"{path}")
+
+    monkeypatch.setattr(durable, "sync_directory", refuse_directory)
+    durable.make_directory(tmp_path)

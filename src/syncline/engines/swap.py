@@ -212,7 +212,7 @@ class Swap:
         """Make the hidden directory beside the path, or check that it is ours; return where to build."""
         with failing(f"create {self._home}"):
             if not self._home.is_symlink():
-                self._home.mkdir(parents=True, exist_ok=True)
+                durable.make_directory(self._home)
             known = {LOCK, _NEXT, _LINK}
             foreign = [
                 path.name

@@ -211,9 +211,8 @@ class FilesystemStore(Store):
         No component is followed if it is a symbolic link, so nothing outside the root is opened.
         """
         if make:
-            self.path.mkdir(parents=True, exist_ok=True)
+            durable.make_directory(self.path.resolve())
             self._check_ours()
-            durable.sync_directory(self.path.resolve().parent)
         with ExitStack() as opened:
             directory = os.open(self.path, _DIRECTORY)
             opened.callback(os.close, directory)
