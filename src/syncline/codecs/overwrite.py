@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from syncline import kernels
 from syncline.abc import Buffer, Codec
-from syncline.codecs.payload import PIECE_BYTES, blaming
+from syncline.codecs.payload import PIECE_BYTES, blaming, placing
 from syncline.codecs.prediction import CHANGED_BYTES
 from syncline.errors import CodecError
 from syncline.format import zstd
@@ -58,16 +58,18 @@ class Overwrite(Codec):
         with blaming(meta, self.name):
             _check_limit(meta)
             places, new_bytes = np.empty(0, _POSITION), np.empty(0, np.uint8)
+            done = 0
             for more_places, more_bytes, is_last in _read(payload, meta):
                 places = np.concatenate((places, more_places))
                 new_bytes = np.concatenate((new_bytes, more_bytes))
-                kernels.check_ascending(places, meta.nbytes)
+                with placing(f"byte 0 of the frame's content: of the positions from {done} on"):
+                    kernels.check_ascending(places, meta.nbytes)
                 units = places // meta.unit_bytes
                 # The last unit may go on in the next piece, so it waits for that.
                 whole = places.size if is_last else int(np.searchsorted(units, units[-1]))
                 if whole:
                     yield _merge(meta, places[:whole], new_bytes[:whole], base)
-                places, new_bytes = places[whole:], new_bytes[whole:]
+                places, new_bytes, done = places[whole:], new_bytes[whole:], done + whole
 
     def predict_bytes(self, meta: TensorMeta, changed: int) -> int:
         """Return about the size for optimizer steps that lie anywhere alike."""

@@ -20,6 +20,7 @@ from syncline.codecs.payload import (
     Cursor,
     blaming,
     encode_windows,
+    placing,
     read_header,
     varint,
 )
@@ -143,7 +144,8 @@ def _unpack(cursor: Cursor, units: int, unit_bytes: int) -> tuple[NDArray[np.uin
     symbols = found[low_bytes + 1].content(-(-count * symbol_bits // 8))
     planes = [stream.content(escaped) for stream in found[low_bytes + 2 :]]
     excess = kernels.join_planes(np.stack(planes)) if planes else np.empty(0, unsigned(unit_bytes))
-    return offsets, _from_symbols(symbols, count, symbol_bits, excess)
+    with placing(found[low_bytes + 1].what):
+        return offsets, _from_symbols(symbols, count, symbol_bits, excess)
 
 
 def _offsets(found: Sequence[streams.Stream], count: int, units: int) -> NDArray[np.uint32]:
@@ -154,7 +156,8 @@ def _offsets(found: Sequence[streams.Stream], count: int, units: int) -> NDArray
     # Gaps add up to less than the window, so escapes are few whatever the payload says.
     most_escapes = units // (_ESCAPE_BYTE << (8 * low_bytes))
     high = found[-1].content_between(count, count + most_escapes)
-    return kernels.decode_gaps(low, high, count, units)
+    with placing(found[-1].what):
+        return kernels.decode_gaps(low, high, count, units)
 
 
 def _from_symbols(packed: NDArray[np.uint8], count: int, symbol_bits: int, excess: Bits) -> Bits:
@@ -169,13 +172,13 @@ def _from_symbols(packed: NDArray[np.uint8], count: int, symbol_bits: int, exces
     is_escaped = symbols[:count] == escape
     if symbols[count:].any() or np.count_nonzero(is_escaped) != excess.size:
         raise CodecError(
-            f"symbol stream: {excess.size} of {count} symbols must be {escape}, and bits after the "
+            f"{excess.size} of {count} symbols must be {escape}, and bits after the "
             f"last 0, found {np.count_nonzero(is_escaped)}"
         )
     # The largest value of a unit is all ones; one less is what symbol and excess may add up to.
     most = (1 << (8 * excess.dtype.itemsize)) - 2 - escape
     if excess.size and int(excess.max()) > most:
-        raise CodecError(f"excess planes: an excess must be at most {most}, found {excess.max()}")
+        raise CodecError(f"an excess must be at most {most}, found {excess.max()}")
     values: Bits = symbols[:count].astype(excess.dtype)
     values[is_escaped] += excess
     values += excess.dtype.type(1)

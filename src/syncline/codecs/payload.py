@@ -7,7 +7,7 @@ coded and decoded on their own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from syncline.abc import Buffer
 from syncline.errors import CodecError, FormatError
@@ -27,13 +27,17 @@ _MAX_VARINT_BYTES = 10
 
 
 @contextmanager
-def blaming(meta: TensorMeta, encoding: str) -> Iterator[None]:
-    """Name tensor and encoding in every error out of the block."""
+def placing(where: str, tensor: str | None = None) -> Iterator[None]:
+    """Begin the message of every error out of the block with `where`, and name its tensor."""
     try:
         yield
     except (CodecError, FormatError) as error:
-        message = f"tensor {meta.name!r}, encoding {encoding}: {error}"
-        raise type(error)(message, tensor=meta.name) from error
+        raise type(error)(f"{where}: {error}", tensor=tensor) from error
+
+
+def blaming(meta: TensorMeta, encoding: str) -> AbstractContextManager[None]:
+    """Name tensor and encoding in every error out of the block."""
+    return placing(f"tensor {meta.name!r}, encoding {encoding}", meta.name)
 
 
 def varint(value: int) -> bytes:

@@ -1,6 +1,6 @@
 """What payload sizes can be foreseen from counts alone, for changes that lie anywhere alike.
 
-The figures behind the constants are in `docs/reference/format.md`, section 7.
+`tests/contracts/codecs.py` and `tests/unit/codecs/test_packed.py` hold them to what is encoded.
 """
 
 from __future__ import annotations

@@ -67,14 +67,19 @@ def compress_stream(chunks: Iterable[Buffer], size_bytes: int) -> Iterator[bytes
     Memory: O(one chunk).
     """
     stream = zstandard.ZstdCompressor(level=_LEVEL).compressobj(size=size_bytes)
-    try:
-        for chunk in chunks:
-            piece = stream.compress(chunk)
-            if piece:
-                yield piece
-        yield stream.flush()
-    except zstandard.ZstdError as error:
-        raise CodecError(f"what is compressed must be {size_bytes} bytes long: {error}") from error
+    found_bytes = 0
+    for chunk in chunks:
+        found_bytes += memoryview(chunk).nbytes
+        if found_bytes > size_bytes:
+            break
+        piece = stream.compress(chunk)
+        if piece:
+            yield piece
+    if found_bytes != size_bytes:
+        raise CodecError(
+            f"what is compressed must be {size_bytes} bytes long, found {found_bytes} or more"
+        )
+    yield stream.flush()
 
 
 def inspect(frame: Buffer, where: str) -> Frame:
@@ -206,7 +211,12 @@ def _check_size(found: Frame, where: str, size_bytes: int) -> None:
 
 
 def _inflate(frame: Buffer, where: str) -> bytes:
+    decompressor = zstandard.ZstdDecompressor()
     try:
-        return zstandard.ZstdDecompressor().decompress(frame)
+        content = decompressor.decompress(frame)
+        if not content:
+            # The library has not looked at the blocks, because the frame says that it is empty.
+            decompressor.stream_reader(frame).read(1)
     except zstandard.ZstdError as error:
         raise CodecError(f"{where}: {error}") from error
+    return content

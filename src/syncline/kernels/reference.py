@@ -168,6 +168,7 @@ def seeds(name: str) -> tuple[int, int]:
 def fingerprint(bits: Bits, start: int, seeds: tuple[int, int]) -> Fingerprint:
     """Return the fingerprint of consecutive units, the first of which is unit `start`."""
     digits, first = _digits(bits), start * max(1, bits.itemsize // 4)
+    # Squared below: a sum that is linear in the bits would not notice a wrong base under a right step.
     keys = column_keys()
     totals = np.zeros(2, np.uint64)
     done = 0
@@ -176,7 +177,7 @@ def fingerprint(bits: Bits, start: int, seeds: tuple[int, int]) -> Fingerprint:
         taken = digits[done : done + _ROWS_AT_ONCE * ROW_DIGITS - column]
         row_count = -(-(column + taken.size) // ROW_DIGITS)
         block = np.zeros(row_count * ROW_DIGITS, np.uint64)
-        block[column : column + taken.size] = taken
+        block[column : column + taken.size] = _squares(taken)
         ys = row_keys(np.arange(row_count, dtype=np.uint64) + np.uint64(row), seeds)
         for lane, (x, y) in enumerate(zip(keys, ys, strict=True)):
             totals[lane] += ((block.reshape(row_count, ROW_DIGITS) * x).sum(1) * y).sum()
@@ -192,13 +193,19 @@ def fingerprint_change(
     if old_bits.itemsize == 8:
         low = places * np.uint64(2)
         places = np.stack([low, low + _ONE], 1).reshape(-1)
-    rise = _digits(new_bits).astype(np.uint64) - _digits(old_bits).astype(np.uint64)
+    rise = _squares(new_bits) - _squares(old_bits)
     columns = places & np.uint64(ROW_DIGITS - 1)
     a, b = (
         int((y * x[columns] * rise).sum(dtype=np.uint64))
         for x, y in zip(column_keys(), row_keys(places >> np.uint64(10), seeds), strict=True)
     )
     return Fingerprint(a, b)
+
+
+def _squares(bits: Bits) -> NDArray[np.uint64]:
+    """Return the square of every digit, modulo 2^64."""
+    wide = _digits(bits).astype(np.uint64)
+    return wide * wide
 
 
 def _digits(bits: Bits) -> NDArray[Any]:
