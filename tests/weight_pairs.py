@@ -1,13 +1,14 @@
-"""Weights before and after an optimizer step, made by the arithmetic that makes real ones sparse."""
+"""Weights before and after an optimizer step, by the arithmetic that makes real ones sparse."""
 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from syncline.types import Bits
 
 
-def bf16(values: np.ndarray) -> Bits:  # type: ignore[type-arg]
+def bf16(values: NDArray[np.float32 | np.float64]) -> Bits:
     """Return float32 values rounded to the nearest BF16, ties to even."""
     bits = values.astype(np.float32).view(np.uint32).astype(np.uint64)
     return (

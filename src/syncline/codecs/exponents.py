@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncline.kernels.tight import Classes
-from syncline.types import TensorMeta, Window
+from syncline.types import Bits, TensorMeta, Window
 
 FIELDS: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
@@ -29,9 +29,10 @@ FIELDS: Mapping[str, tuple[int, int]] = MappingProxyType(
 )
 """Shift and mask of the exponent by dtype; units of any other dtype are all of one class."""
 
-# A prime, so that samples of a matrix do not all come from the same columns.
-_STRIDE = 61
-_LEAST_SAMPLE = 1 << 12
+# So many units out of every so many make the sample: few lines of memory are touched, and since the
+# second number is prime, those of a matrix do not all come from the same columns.
+_SAMPLED, _STRIDE = 64, 4093
+_LEAST_SAMPLED = 1 << 18
 _CLASS_BITS = 56.0
 _MAX_CHOSEN = 12
 
@@ -54,15 +55,21 @@ def choose(meta: TensorMeta, window: Window) -> Classes:
     shift, mask = field(meta)
     if not mask:
         return Classes(shift, mask, 0, 1)
-    stride = _STRIDE if window.new.size >= _STRIDE * _LEAST_SAMPLE else 1
-    sample = _histogram(window.new[::stride], shift, mask)
+    sample = _histogram(_sample(window.new), shift, mask)
     changes = _histogram(window.old_bits, shift, mask)
     members = np.maximum(sample * (window.new.size / sample.sum()), changes)
     lowest, count = _cheapest(members, changes)
     return Classes(shift, mask, lowest, count)
 
 
-def _histogram(bits: NDArray[np.unsignedinteger], shift: int, mask: int) -> NDArray[np.float64]:
+def _sample(bits: Bits) -> Bits:
+    if bits.size < _LEAST_SAMPLED:
+        return bits
+    rows = bits[: bits.size // _STRIDE * _STRIDE].reshape(-1, _STRIDE)
+    return rows[:, :_SAMPLED].reshape(-1)
+
+
+def _histogram(bits: Bits, shift: int, mask: int) -> NDArray[np.float64]:
     exponents = bits >> bits.dtype.type(shift) & bits.dtype.type(mask)
     return np.bincount(exponents.astype(np.int64), minlength=mask + 1).astype(np.float64)
 

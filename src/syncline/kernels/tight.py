@@ -100,6 +100,7 @@ def rank_changes(
         [[3, 1], [1, 1], [2, 0], [1, 0]]
     """
     _check_classes(classes)
+    _check_flat(new, offsets, old_bits)
     if offsets.size != old_bits.size or new.dtype != old_bits.dtype:
         raise LayoutError(
             f"{offsets.size} offsets need as many old bits of {new.dtype}, found "
@@ -127,6 +128,7 @@ def find_changes(
             changes as announced.
     """
     _check_classes(classes)
+    _check_flat(base, marks)
     if len(entries) != classes.count or sum(entry.marks for entry in entries) != marks.size:
         raise LayoutError(f"{marks.size} marks do not fit to {len(entries)} classes")
     return reference.find_changes(base, classes, entries, marks)
@@ -145,6 +147,7 @@ def write_lists(
     Raises:
         LayoutError: the entries do not fit to the arrays.
     """
+    _check_flat(marks, zigzag)
     _check_entries(entries, marks.size, zigzag.size)
     return reference.write_lists(entries, marks, zigzag)
 
@@ -167,9 +170,19 @@ def read_lists(
 
     Memory: O(marks + changes), each at most `units`.
     """
+    _check_flat(unary, fields)
     if sum(max(entry.changes, entry.marks) for entry in entries) > units:
         raise CodecError(f"at most {units} marks or changes may be announced, found more")
     return reference.read_lists(entries, unary, fields, units, unit_bytes)
+
+
+def _check_flat(*arrays: NDArray[np.unsignedinteger]) -> None:
+    for array in arrays:
+        if array.dtype.kind != "u" or array.ndim != 1 or not array.flags.c_contiguous:
+            raise LayoutError(
+                f"arrays must be unsigned, flat and contiguous, not {array.dtype} of shape "
+                f"{array.shape} and strides {array.strides}"
+            )
 
 
 def _check_classes(classes: Classes) -> None:

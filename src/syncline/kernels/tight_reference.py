@@ -79,28 +79,28 @@ def _by_class(entries: list[ClassEntry], marks: U32) -> Iterator[U32]:
 
 def _changed_members(members: I64, entry: ClassEntry, ranks: U32, index: int) -> I64:
     if ranks.size and int(ranks[-1]) >= members.size:
-        raise beyond_members(index, int(ranks[-1]), members.size)
+        raise beyond_members(index, int(ranks[np.argmax(ranks >= members.size)]))
     changed = members[ranks]
     if entry.unchanged_marked:
         changed = np.delete(members, ranks)
     if changed.size != entry.changes:
-        raise wrong_changes(index, entry.changes, changed.size)
+        raise wrong_changes(index, entry.changes)
     return changed
 
 
-def beyond_members(index: int, rank: int, members: int) -> CodecError:
+def beyond_members(index: int, mark: int) -> CodecError:
     """Return the error for a mark that no member of its class can carry."""
     return CodecError(
-        f"class {index}: a mark must be below {members} members in the base, found {rank}: damaged, "
-        "or another base"
+        f"class {index}: a mark must be below the members of the class in the base, found {mark}: "
+        "damaged, or another base"
     )
 
 
-def wrong_changes(index: int, announced: int, found: int) -> CodecError:
+def wrong_changes(index: int, changes: int) -> CodecError:
     """Return the error for a class whose unmarked members are not as many as its changes."""
     return CodecError(
-        f"class {index}: {announced} units must be unmarked, found {found}: damaged, or another "
-        "base"
+        f"class {index}: {changes} units of the base must be unmarked, found another number: damaged, "
+        "or another base"
     )
 
 

@@ -107,7 +107,7 @@ def test_the_farthest_steps_come_back(dtype: str) -> None:
 def test_a_tensor_above_4_gib_has_its_changes_at_the_right_places() -> None:
     window_units = 1 << 24
     meta = TensorMeta("w", "BF16", ((1 << 32) + 5,))
-    new = np.broadcast_to(np.uint16(0), window_units)
+    new = np.zeros(window_units, np.uint16)
     one, two = np.array([1], np.uint16), np.array([2], np.uint16)
 
     def windows() -> Iterator[Window]:
@@ -206,14 +206,17 @@ def test_a_payload_made_by_hand_is_legal() -> None:
             payload_of([b"\1\x18\0"], bytes(9) + b"\1", b"\xff\xff\xff\0"),
             "class 0: a mark must be b",
         ),
-        (payload_of([b"\2\0\0", b"\0"], b"\x90", b"\0"), "class 0: a mark must be below 4 members"),
+        (
+            payload_of([b"\2\0\0", b"\0"], b"\x90", b"\0"),
+            "class 0: a mark must be below the members",
+        ),
         (
             payload_of([FIRST, b"\0"], b"\x10", b"\6"),
-            "class 0: a mark must be below 4 members in t",
+            "class 0: a mark must be below the members",
         ),
         (
             payload_of([b"\1\x80\1\0", b"\0"], b"\1", b"\0"),
-            "class 0: 1 units must be unmarked, foun",
+            "class 0: 1 units of the base must be unm",
         ),
         (payload_of([b"\2\0\1\1\0"], b"\x1b", b"\2"), "class 0: a mark must be below 2, found"),
         (
