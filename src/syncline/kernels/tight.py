@@ -7,6 +7,10 @@ here, native kernels run where they are built, and numpy gives the same results 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +21,13 @@ from syncline.kernels import tight_reference as reference
 from syncline.types import Bits
 
 MAX_CLASSES = 16
+
+
+@cache
+def _backend() -> ModuleType:
+    if find_spec("syncline.kernels._native") is None:
+        return reference
+    return import_module("syncline.kernels.tight_native")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +117,7 @@ def rank_changes(
             f"{offsets.size} offsets need as many old bits of {new.dtype}, found "
             f"{old_bits.size} of {old_bits.dtype}"
         )
-    return Ranked(*reference.rank_changes(new, offsets, old_bits, classes))
+    return Ranked(*_backend().rank_changes(new, offsets, old_bits, classes))
 
 
 def find_changes(
@@ -131,7 +142,10 @@ def find_changes(
     _check_flat(base, marks)
     if len(entries) != classes.count or sum(entry.marks for entry in entries) != marks.size:
         raise LayoutError(f"{marks.size} marks do not fit to {len(entries)} classes")
-    return reference.find_changes(base, classes, entries, marks)
+    found: tuple[NDArray[np.uint32], NDArray[np.uint32], Bits] = _backend().find_changes(
+        base, classes, entries, marks
+    )
+    return found
 
 
 def write_lists(
@@ -149,7 +163,10 @@ def write_lists(
     """
     _check_flat(marks, zigzag)
     _check_entries(entries, marks.size, zigzag.size)
-    return reference.write_lists(entries, marks, zigzag)
+    coded: tuple[NDArray[np.uint8], NDArray[np.uint8]] = _backend().write_lists(
+        entries, marks, zigzag
+    )
+    return coded
 
 
 def read_lists(
@@ -173,7 +190,10 @@ def read_lists(
     _check_flat(unary, fields)
     if sum(max(entry.changes, entry.marks) for entry in entries) > units:
         raise CodecError(f"at most {units} marks or changes may be announced, found more")
-    return reference.read_lists(entries, unary, fields, units, unit_bytes)
+    read: tuple[NDArray[np.uint32], Bits] = _backend().read_lists(
+        entries, unary, fields, units, unit_bytes
+    )
+    return read
 
 
 def _check_flat(*arrays: NDArray[np.unsignedinteger]) -> None:

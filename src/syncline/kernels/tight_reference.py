@@ -99,8 +99,8 @@ def beyond_members(index: int, mark: int) -> CodecError:
 def wrong_changes(index: int, changes: int) -> CodecError:
     """Return the error for a class whose unmarked members are not as many as its changes."""
     return CodecError(
-        f"class {index}: {changes} units of the base must be unmarked, found another number: damaged, "
-        "or another base"
+        f"class {index}: {changes} units of the base must be unmarked, found another number: "
+        "damaged, or another base"
     )
 
 
@@ -155,8 +155,7 @@ def read_lists(
     entries: list[ClassEntry], unary: U8, fields: U8, units: int, unit_bytes: int
 ) -> tuple[U32, Bits]:
     """Return marks and steps."""
-    total = sum(entry.marks + entry.large_marks + entry.large for entry in entries)
-    quotients = list(_split(entries, _quotients(unary, total)))
+    quotients = list(_split(entries, _quotients(unary, count_ones(entries))))
     widths: list[U64] = []
     for index, (entry, (gaps, runs, tops)) in enumerate(zip(entries, quotients, strict=True)):
         if tops.size and int(tops.max()) + entry.excess_bits >= 8 * unit_bytes:
@@ -193,6 +192,11 @@ def _quotients(unary: U8, count: int) -> U64:
     if found != count or unary.size != (int(at[-1]) + 8) // 8:
         raise wrong_unary(count, unary.size)
     return (np.diff(at) - 1).astype(np.uint64)
+
+
+def count_ones(entries: list[ClassEntry]) -> int:
+    """Return how many ones the unary bits hold."""
+    return sum(entry.marks + entry.large_marks + entry.large for entry in entries)
 
 
 def wrong_unary(count: int, size_bytes: int) -> CodecError:
