@@ -11,7 +11,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import ClassVar
 
-from syncline.types import Bits, Changes, ObjectInfo, Record, Span, Step, TensorMeta, Window
+from syncline.types import (
+    Bits,
+    Changes,
+    ObjectInfo,
+    Record,
+    Span,
+    Step,
+    TensorMeta,
+    Window,
+)
 from syncline.version import HeldVersion
 
 Buffer = bytes | bytearray | memoryview
@@ -56,6 +65,7 @@ class Codec(ABC):
 
         Args:
             windows: consecutive windows that tile the tensor; a full codec reads only `.new`.
+
         Raises:
             CodecError: this tensor cannot be expressed in this encoding.
         """
@@ -70,6 +80,7 @@ class Codec(ABC):
         Args:
             base: (meta.unit_count,) bits of the tensor at the base version; only read. Codecs with
                 `needs_base` False never look at it.
+
         Raises:
             CodecError, FormatError: the payload is not one that `encode` makes; says the offset.
         """

@@ -48,7 +48,12 @@ DTYPE_BITS: Mapping[str, int] = MappingProxyType(
 )
 """Bits per element of every dtype that safetensors knows, by its safetensors name."""
 
-_UNSIGNED = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
+WINDOW_UNITS = 1 << 22
+"""Units that are detected, encoded and applied at a time; all but a tensor's last window are full."""
+
+_UNSIGNED: Mapping[int, np.dtype[Any]] = MappingProxyType(
+    {nbytes: np.dtype(f"<u{nbytes}") for nbytes in (1, 2, 4, 8)}
+)
 
 
 def unsigned(unit_bytes: int) -> np.dtype[Any]:

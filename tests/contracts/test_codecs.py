@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from contracts.codecs import CodecContract
 
+from contracts.codecs import CodecContract
 from syncline import codecs
 from syncline.codecs.packed import Packed
 from syncline.errors import ConfigError

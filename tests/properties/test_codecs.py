@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from contracts.codecs import apply, encode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from contracts.codecs import apply, encode
 from syncline import codecs
 from syncline.abc import Codec
 from syncline.codecs.packed import Packed
@@ -41,11 +41,21 @@ def tensors(draw: st.DrawFn) -> tuple[TensorMeta, Bits, Bits, int]:
 
 @ALL_CODECS
 @given(case=tensors())
-@settings(max_examples=60, deadline=None)
 def test_decode_undoes_encode(codec: Codec, case: tuple[TensorMeta, Bits, Bits, int]) -> None:
     meta, old, new, window_units = case
     payload = encode(codec, meta, old, new, window_units)
     assert (apply(old, codec.decode(meta, payload, old)) == new).all()
+
+
+def error_of(
+    codec: Codec, meta: TensorMeta, payload: bytes, base: Bits
+) -> CodecError | FormatError | None:
+    """Return the refusal of a payload; if there is none, its changes lie inside the tensor."""
+    try:
+        apply(base, codec.decode(meta, payload, base))
+    except (CodecError, FormatError) as error:
+        return error
+    return None
 
 
 def mutated(payload: bytes, data: st.DataObject) -> bytes:
@@ -71,34 +81,28 @@ def mutated(payload: bytes, data: st.DataObject) -> bytes:
 
 @ALL_CODECS
 @given(case=tensors(), data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=3 * settings().max_examples)
 def test_a_damaged_payload_is_an_error_or_stays_inside_the_tensor(
     codec: Codec, case: tuple[TensorMeta, Bits, Bits, int], data: st.DataObject
 ) -> None:
     meta, old, new, window_units = case
     damaged = mutated(encode(codec, meta, old, new, window_units), data)
-    try:
-        apply(old, codec.decode(meta, damaged, old))
-    except (CodecError, FormatError) as error:
-        assert error.tensor == "w"
-        assert "byte " in str(error) or "must be" in str(error) or "offset" in str(error)
+    error = error_of(codec, meta, damaged, old)
+    assert error is None or error.tensor == "w"
+    assert error is None or "byte " in str(error) or "must be" in str(error)
 
 
 @ALL_CODECS
 @given(payload=st.binary(max_size=200))
-@settings(max_examples=100, deadline=None)
 def test_random_bytes_are_an_error_or_stay_inside_the_tensor(codec: Codec, payload: bytes) -> None:
     meta = TensorMeta("w", "BF16", (40,))
     old = np.arange(40, dtype=np.uint16)
-    try:
-        apply(old, codec.decode(meta, payload, old))
-    except (CodecError, FormatError) as error:
-        assert error.tensor == "w"
+    error = error_of(codec, meta, payload, old)
+    assert error is None or error.tensor == "w"
 
 
 @ALL_CODECS
 @given(data=st.data())
-@settings(max_examples=30, deadline=None)
 def test_a_damaged_payload_takes_no_more_memory_than_the_tensor(
     codec: Codec, data: st.DataObject
 ) -> None:
@@ -107,10 +111,7 @@ def test_a_damaged_payload_takes_no_more_memory_than_the_tensor(
     damaged = mutated(encode(codec, meta, old, old + np.uint64(1), 16), data)
     tracemalloc.start()
     try:
-        for _ in codec.decode(meta, damaged, old):
-            pass
-    except (CodecError, FormatError):
-        pass
+        error_of(codec, meta, damaged, old)
     finally:
         peak_bytes = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()

@@ -11,6 +11,7 @@ HEAD = "HEAD.json"
 MANIFEST = "manifest.json"
 SIDECAR = "tensors.json.zst"
 INDEX = "model.safetensors.index.json"
+VERSION_PREFIX = "weight_v"
 PART_SUFFIX = ".safetensors"
 METADATA = "__metadata__"
 
@@ -21,7 +22,7 @@ MAX_INTEGER = (1 << 63) - 1
 """Largest version, epoch, size or count: what a signed 64-bit reader can hold."""
 
 _RESERVED = frozenset({HEAD, MANIFEST, SIDECAR, INDEX})
-_VERSION_DIR = re.compile(r"weight_v([0-9]{6,19})")
+_VERSION_DIR = re.compile(VERSION_PREFIX + "([0-9]{6,19})")
 _MAX_PATH_BYTES = 255
 _MAX_NAME_BYTES = 4096
 
@@ -33,7 +34,7 @@ def version_dir(version: int) -> str:
         >>> version_dir(7), version_dir(12345678)
         ('weight_v000007', 'weight_v12345678')
     """
-    return f"weight_v{version:06d}"
+    return f"{VERSION_PREFIX}{version:06d}"
 
 
 def version_of(directory: str) -> int | None:

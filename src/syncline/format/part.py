@@ -112,14 +112,14 @@ class Spool:
     """
 
     def __init__(self, memory_bytes: int = 1 << 26) -> None:
-        self._file: IO[bytes] = SpooledTemporaryFile(memory_bytes)  # noqa: SIM115 (closed by __exit__)
+        self._file: IO[bytes] = SpooledTemporaryFile(memory_bytes)  # noqa: SIM115 - `close` does
         self._slots: dict[str, Slot] = {}
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        self.close()
 
     @property
     def size_bytes(self) -> int:
@@ -149,6 +149,22 @@ class Spool:
         stop = self.size_bytes
         kept = payload_meta(name, stop - start) if meta is None else meta
         self._slots[name] = Slot(kept, start, stop)
+
+    def drop(self, name: str) -> None:
+        """Forget the payload that was added last.
+
+        Raises:
+            FormatError: `name` was not added last.
+        """
+        slot = self._slots.get(name)
+        if slot is None or slot.stop != self.size_bytes:
+            raise FormatError(f"tensor {name!r} is not the last one of this part", tensor=name)
+        self._file.truncate(slot.start)
+        del self._slots[name]
+
+    def close(self) -> None:
+        """Free memory and temporary file."""
+        self._file.close()
 
     def chunks(self, metadata: Mapping[str, str] | None = None) -> Iterator[Buffer]:
         """Yield the part's bytes.

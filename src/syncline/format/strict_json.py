@@ -32,6 +32,21 @@ def parse(data: bytes, where: str, *, limit_bytes: int) -> object:
     if len(data) > limit_bytes:
         raise FormatError(f"{where}: at most {limit_bytes} bytes are allowed, found {len(data)}")
 
+    try:
+        return _load(data.decode(), where)
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{where}: not UTF-8 at byte {error.start}") from None
+    except json.JSONDecodeError as error:
+        raise FormatError(f"{where}: not JSON at character {error.pos}: {error.msg}") from None
+    except RecursionError:
+        raise FormatError(f"{where}: nested too deeply") from None
+    except FormatError:
+        raise
+    except ValueError as error:  # an integer with more digits than Python converts
+        raise FormatError(f"{where}: {error}") from None
+
+
+def _load(text: str, where: str) -> object:
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         members: dict[str, object] = {}
         for key, value in pairs:
@@ -43,19 +58,7 @@ def parse(data: bytes, where: str, *, limit_bytes: int) -> object:
     def refuse_constant(constant: str) -> NoReturn:
         raise FormatError(f"{where}: a number must be finite, found {constant}")
 
-    try:
-        text = data.decode("utf-8")
-        return json.loads(text, object_pairs_hook=unique, parse_constant=refuse_constant)
-    except UnicodeDecodeError as error:
-        raise FormatError(f"{where}: not UTF-8 at byte {error.start}") from None
-    except json.JSONDecodeError as error:
-        raise FormatError(f"{where}: not JSON at character {error.pos}: {error.msg}") from None
-    except RecursionError:
-        raise FormatError(f"{where}: nested too deeply") from None
-    except FormatError:
-        raise
-    except ValueError as error:  # an integer with more digits than Python converts
-        raise FormatError(f"{where}: {error}") from None
+    return json.loads(text, object_pairs_hook=unique, parse_constant=refuse_constant)
 
 
 def dump(document: object) -> bytes:

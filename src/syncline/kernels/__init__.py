@@ -15,7 +15,8 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import NDArray
 
-from syncline.errors import CodecError, LayoutError
+from syncline import config
+from syncline.errors import CodecError, ConfigError, LayoutError
 from syncline.kernels import reference
 from syncline.types import Bits, Fingerprint, unsigned
 
@@ -44,7 +45,13 @@ seeds = reference.seeds
 
 @cache
 def _backend() -> ModuleType:
-    if find_spec("syncline.kernels._native") is None:
+    forced = config.forced_kernels()
+    is_built = find_spec("syncline.kernels._native") is not None
+    if forced == "native" and not is_built:
+        raise ConfigError(
+            "SYNCLINE_KERNELS: native kernels are not built here; install the package"
+        )
+    if forced == "numpy" or not is_built:
         return reference
     return import_module("syncline.kernels.native")
 

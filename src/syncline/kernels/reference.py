@@ -180,7 +180,8 @@ def fingerprint(bits: Bits, start: int, seeds: tuple[int, int]) -> Fingerprint:
         block[column : column + taken.size] = _squares(taken)
         ys = row_keys(np.arange(row_count, dtype=np.uint64) + np.uint64(row), seeds)
         for lane, (x, y) in enumerate(zip(keys, ys, strict=True)):
-            totals[lane] += ((block.reshape(row_count, ROW_DIGITS) * x).sum(1) * y).sum()
+            # A slice, because numpy warns of scalars that wrap around, as these are meant to.
+            totals[lane : lane + 1] += ((block.reshape(row_count, ROW_DIGITS) * x).sum(1) * y).sum()
         done += taken.size
     return Fingerprint(int(totals[0]), int(totals[1]))
 

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 import zstandard
-from contracts.codecs import ConstantBase, apply, changed, encode, random_bits
 
+from contracts.codecs import ConstantBase, apply, changed, encode, random_bits
 from syncline import codecs
 from syncline.codecs import overwrite
 from syncline.errors import CodecError

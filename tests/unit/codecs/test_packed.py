@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from contracts.codecs import ConstantBase, apply, encode
 
+from contracts.codecs import ConstantBase, apply, encode
 from syncline import codecs, kernels
 from syncline.codecs import streams
 from syncline.codecs.packed import Packed, choose_low_bytes

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from contracts.codecs import windows_of
 
+from contracts.codecs import windows_of
 from syncline.codecs import payload
 from syncline.errors import CodecError, FormatError
 from syncline.types import TensorMeta, Window

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from contracts.codecs import apply, encode
 
+from contracts.codecs import apply, encode
 from syncline import codecs
 from syncline.errors import CodecError
 from syncline.types import Bits, TensorMeta

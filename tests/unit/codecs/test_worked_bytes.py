@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from contracts.codecs import apply, encode
 
+from contracts.codecs import apply, encode
 from syncline import codecs
 from syncline.types import TensorMeta
 

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 import zstandard
-from contracts.codecs import ConstantBase, encode, windows_of
 
+from contracts.codecs import ConstantBase, encode, windows_of
 from syncline import codecs
 from syncline.codecs.payload import PIECE_BYTES
 from syncline.errors import CodecError

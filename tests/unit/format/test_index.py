@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 from manifest_samples import DELTA, FULL, SHA, entry, with_sum
-
 from syncline.format import index
 from syncline.version import Manifest
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from manifest_samples import DELTA, FULL, SHA, entry, with_sum
 
+from manifest_samples import DELTA, FULL, SHA, entry, with_sum
 from syncline.errors import FormatError, VerifyError
 from syncline.format import digest, manifest, strict_json, table, zstd
 from syncline.types import Fingerprint, TensorMeta
@@ -316,3 +316,20 @@ def test_tables_of_huge_models_are_quick() -> None:
     data, sidecar = manifest.dump(big)
     assert len(data) < 2000
     assert manifest.load(data, sidecar).by_name["layers.019999"] == tensors[-1]
+
+
+def test_a_damaged_manifest_is_an_error_or_another_legal_manifest() -> None:
+    data, _ = manifest.dump(DELTA)
+    for index in range(len(data)):
+        for flip in (1, 2, 0x10, 0x80):
+            damaged = bytearray(data)
+            damaged[index] ^= flip
+            try:
+                found = manifest.load(bytes(damaged))
+            except FormatError:
+                continue
+            manifest.dump(found)
+    # The last byte is the newline after the document.
+    for size in range(len(data) - 1):
+        with pytest.raises(FormatError):
+            manifest.load(data[:size])

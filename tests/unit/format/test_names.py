@@ -19,7 +19,7 @@ def test_version_directories_read_back() -> None:
         "weight_v0000001",
         "weight_v00000a",
         "weight_v000001 ",
-        "weight_v٠٠٠٠٠١",
+        "weight_v\u0660\u0660\u0660\u0660\u0660\u0661",
         "weight_v9999999999999999999",
         "xweight_v000001",
         "",

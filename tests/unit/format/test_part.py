@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from manifest_samples import DELTA, FULL, entry, with_sum
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
+from manifest_samples import DELTA, FULL, entry, with_sum
 from syncline.errors import FormatError
 from syncline.format import part
 from syncline.types import TensorMeta
@@ -123,6 +123,18 @@ def test_a_spool_drops_a_payload_that_fails() -> None:
             spool.add("b", failing())
         with pytest.raises(FormatError, match=r"'a' is in this part already"):
             spool.add("a", [b"2"])
+        spool.add("b", [b"3"])
+        assert b"".join(spool.chunks())[-2:] == b"13"
+
+
+def test_a_spool_gives_the_last_payload_back() -> None:
+    with part.Spool() as spool:
+        spool.add("a", [b"1"])
+        spool.add("b", [b"22"])
+        for name in ("a", "c"):
+            with pytest.raises(FormatError, match=f"tensor '{name}' is not the last one"):
+                spool.drop(name)
+        spool.drop("b")
         spool.add("b", [b"3"])
         assert b"".join(spool.chunks())[-2:] == b"13"
 
@@ -289,3 +301,21 @@ def test_tensors_above_4_gib_have_a_place() -> None:
     data = bytes(next(chunks))
     header = part.read_header(data, len(data) + (1 << 34) + 8, NAME)
     assert header.slots["small"].start == len(data) + (1 << 34)
+
+
+def test_a_damaged_header_is_an_error_or_tiles_the_file() -> None:
+    data = written(METAS, {"format": "pt"})
+    for index in range(part.header_bytes(data, len(data), NAME)):
+        for flip in (1, 2, 0x10, 0x80):
+            damaged = bytearray(data)
+            damaged[index] ^= flip
+            try:
+                slots = part.read_header(damaged, len(damaged), NAME).slots
+            except FormatError:
+                continue
+            ends = [slot.stop for slot in slots.values()]
+            assert ends[-1] == len(data)
+            assert [slot.start for slot in slots.values()][1:] == ends[:-1]
+    for size in range(len(data)):
+        with pytest.raises(FormatError):
+            part.read_header(data[:size], size, NAME)

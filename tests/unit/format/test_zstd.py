@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -148,12 +149,14 @@ def test_damage_is_an_error_or_other_bytes() -> None:
     for index in range(len(data)):
         for bit in range(8):
             data[index] ^= 1 << bit
-            try:
-                assert len(zstd.decompress_exactly(data, "x", 2000)) == 2000
-                assert len(zstd.Reader(data, "x", 2000).read(2000)) == 2000
-            except CodecError as error:
-                assert str(error).startswith("x: ")
+            for read in (zstd.decompress_exactly, _read_all):
+                with suppress(CodecError):
+                    assert len(read(data, "x", 2000)) == 2000
             data[index] ^= 1 << bit
+
+
+def _read_all(data: bytearray, where: str, size_bytes: int) -> bytes:
+    return zstd.Reader(data, where, size_bytes).read(size_bytes)
 
 
 def test_reading_past_the_end_is_refused() -> None:

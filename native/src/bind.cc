@@ -1,0 +1,157 @@
+// What Python sees of the kernels: buffers are looked up, the GIL is let go, a status goes back. No loops.
+//
+// Lengths, widths and contiguity were checked in src/syncline/kernels/__init__.py. Buffers are taken through the
+// buffer protocol, which, unlike array interfaces, hands over unaligned memory as it is.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "kernels.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+using namespace syncline;
+
+class View {
+ public:
+  View(nb::handle object, bool is_written) {
+    if (PyObject_GetBuffer(object.ptr(), &view_, is_written ? PyBUF_WRITABLE : PyBUF_SIMPLE) != 0) {
+      throw nb::python_error();
+    }
+  }
+  ~View() { PyBuffer_Release(&view_); }
+  View(const View&) = delete;
+  View& operator=(const View&) = delete;
+
+  unsigned char* bytes() const { return static_cast<unsigned char*>(view_.buf); }
+  std::uint32_t* offsets() const { return static_cast<std::uint32_t*>(view_.buf); }
+  std::size_t size_bytes() const { return static_cast<std::size_t>(view_.len); }
+
+ private:
+  Py_buffer view_;
+};
+
+nb::tuple diff_(nb::handle old_bits, nb::handle new_bits, std::size_t begin, unsigned unit_bytes, bool refresh,
+                nb::handle offsets, nb::handle changed_old, nb::handle changed_new, std::size_t room) {
+  const View old_view(old_bits, refresh);
+  const View new_view(new_bits, false);
+  const View places(offsets, true);
+  const View olds(changed_old, true);
+  const View news(changed_new, true);
+  Progress progress;
+  {
+    const nb::gil_scoped_release unlocked;
+    progress = diff({old_view.bytes(), new_view.bytes(), begin, old_view.size_bytes() / unit_bytes, refresh,
+                     places.offsets(), olds.bytes(), news.bytes(), room},
+                    unit_bytes);
+  }
+  return nb::make_tuple(progress.stop, progress.found);
+}
+
+bool scatter_(nb::handle target, nb::handle offsets, nb::handle bits, unsigned unit_bytes) {
+  const View into(target, true);
+  const View places(offsets, false);
+  const View from(bits, false);
+  const nb::gil_scoped_release unlocked;
+  return scatter(into.bytes(), into.size_bytes() / unit_bytes, places.offsets(), from.bytes(),
+                 places.size_bytes() / sizeof(std::uint32_t), unit_bytes)
+             .status == Status::ok;
+}
+
+bool gather_(nb::handle source, nb::handle offsets, nb::handle bits, unsigned unit_bytes) {
+  const View from(source, false);
+  const View places(offsets, false);
+  const View into(bits, true);
+  const nb::gil_scoped_release unlocked;
+  return gather(from.bytes(), from.size_bytes() / unit_bytes, places.offsets(), into.bytes(),
+                places.size_bytes() / sizeof(std::uint32_t), unit_bytes)
+             .status == Status::ok;
+}
+
+nb::tuple fingerprint_(nb::handle bits, unsigned unit_bytes, std::uint64_t start, std::uint64_t seed_a,
+                       std::uint64_t seed_b) {
+  const View view(bits, false);
+  Lanes total;
+  {
+    const nb::gil_scoped_release unlocked;
+    total = fingerprint(view.bytes(), view.size_bytes() / unit_bytes, unit_bytes, start, {seed_a, seed_b});
+  }
+  return nb::make_tuple(total.a, total.b);
+}
+
+nb::tuple fingerprint_change_(nb::handle offsets, nb::handle old_bits, nb::handle new_bits, unsigned unit_bytes,
+                              std::uint64_t start, std::uint64_t seed_a, std::uint64_t seed_b) {
+  const View places(offsets, false);
+  const View olds(old_bits, false);
+  const View news(new_bits, false);
+  Lanes total;
+  {
+    const nb::gil_scoped_release unlocked;
+    total = fingerprint_change(places.offsets(), olds.bytes(), news.bytes(),
+                               places.size_bytes() / sizeof(std::uint32_t), unit_bytes, start, {seed_a, seed_b});
+  }
+  return nb::make_tuple(total.a, total.b);
+}
+
+// Returns how much of `high` is used; -1 if the offsets do not rise.
+std::int64_t encode_gaps_(nb::handle offsets, unsigned low_bytes, nb::handle low, nb::handle high) {
+  const View places(offsets, false);
+  const View lows(low, true);
+  const View highs(high, true);
+  std::size_t used = 0;
+  const nb::gil_scoped_release unlocked;
+  const Outcome outcome = encode_gaps(places.offsets(), places.size_bytes() / sizeof(std::uint32_t), low_bytes,
+                                      lows.bytes(), highs.bytes(), &used);
+  return outcome.status == Status::ok ? static_cast<std::int64_t>(used) : -1;
+}
+
+bool decode_gaps_(nb::handle low, unsigned low_bytes, nb::handle high, std::uint64_t limit, nb::handle offsets) {
+  const View lows(low, false);
+  const View highs(high, false);
+  const View places(offsets, true);
+  const nb::gil_scoped_release unlocked;
+  return decode_gaps(lows.bytes(), low_bytes, highs.bytes(), highs.size_bytes(), limit, places.offsets(),
+                     places.size_bytes() / sizeof(std::uint32_t))
+             .status == Status::ok;
+}
+
+std::uint64_t read_words_(nb::handle first, nb::handle second) {
+  const View a(first, false);
+  const View b(second, false);
+  const nb::gil_scoped_release unlocked;
+  return read_words(a.bytes(), b.bytes(), (a.size_bytes() < b.size_bytes() ? a : b).size_bytes() / 8 * 8);
+}
+
+std::vector<std::string> available_isas() {
+  std::vector<std::string> found;
+  for (int isa = 0; isa < kIsaCount; ++isa) {
+    if (isa_available(static_cast<Isa>(isa))) found.emplace_back(isa_name(static_cast<Isa>(isa)));
+  }
+  return found;
+}
+
+bool select_isa_(const std::string& name) {
+  for (int isa = 0; isa < kIsaCount; ++isa) {
+    if (name == isa_name(static_cast<Isa>(isa))) return select_isa(static_cast<Isa>(isa));
+  }
+  return false;
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.doc() = "Kernels in C++; call them through syncline.kernels, which checks arguments.";
+  m.def("diff", &diff_);
+  m.def("scatter", &scatter_);
+  m.def("gather", &gather_);
+  m.def("fingerprint", &fingerprint_);
+  m.def("fingerprint_change", &fingerprint_change_);
+  m.def("encode_gaps", &encode_gaps_);
+  m.def("decode_gaps", &decode_gaps_);
+  m.def("read_words", &read_words_);
+  m.def("available_isas", &available_isas);
+  m.def("select_isa", &select_isa_);
+  m.def("selected_isa", [] { return std::string(isa_name(selected_isa())); });
+}

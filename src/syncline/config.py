@@ -1,0 +1,35 @@
+"""The only reader of environment variables; each is read when it is needed, never at import."""
+
+from __future__ import annotations
+
+import os
+
+from syncline.errors import ConfigError
+
+ISAS = ("scalar", "avx2", "avx512", "neon")
+KERNELS = ("native", "numpy")
+
+
+def forced_isa() -> str | None:
+    """Return the instruction set that `SYNCLINE_ISA` forces; None: the fastest there is.
+
+    Raises:
+        ConfigError: the variable names none.
+    """
+    return _choice("SYNCLINE_ISA", ISAS)
+
+
+def forced_kernels() -> str | None:
+    """Return which kernels `SYNCLINE_KERNELS` forces; None: native ones where they are built.
+
+    Raises:
+        ConfigError: the variable names none.
+    """
+    return _choice("SYNCLINE_KERNELS", KERNELS)
+
+
+def _choice(variable: str, choices: tuple[str, ...]) -> str | None:
+    value = os.environ.get(variable)
+    if value is not None and value not in choices:
+        raise ConfigError(f"{variable}: expected one of {', '.join(choices)}, found {value!r}")
+    return value

@@ -1,0 +1,147 @@
+"""The live parameters and persistent buffers of a torch module, overwritten where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+from syncline.abc import Engine
+from syncline.arrays import as_bits, torch_meta
+from syncline.commit.overwrite import apply_in_memory
+from syncline.engines.torch_memory import TorchTarget, check_writable, identity, same_memory
+from syncline.errors import ConfigError, LayoutError, TornUpdateError
+from syncline.types import Bits, Record, Span, TensorMeta
+from syncline.version import HeldVersion
+
+
+class Tied(Mapping[str, TensorMeta]):
+    """Tensors by name, where tied ones share memory: each memory is listed once, every name is found.
+
+    `model.embed_tokens.weight` and `lm_head.weight` of a tied model are one tensor: iteration and length
+    know the first name alone, `[]`, `in` and `get` both. So a version may list either or both.
+    """
+
+    def __init__(self, metas: Mapping[str, TensorMeta], aliases: Mapping[str, str]) -> None:
+        self._metas = metas
+        self.aliases = aliases
+
+    def __getitem__(self, name: str) -> TensorMeta:
+        return self._metas[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._metas if name not in self.aliases)
+
+    def __len__(self) -> int:
+        return len(self._metas) - len(self.aliases)
+
+
+class TorchModule(Engine):
+    """An engine over a torch module that stays in use: no parameter is replaced, no pointer changes.
+
+    Args:
+        module: holds weights of the right names, dtypes and shapes, in host or GPU memory.
+        names: canonical name for every `state_dict` name that is to be kept in step, in this order;
+            entries that it leaves out are left alone. None: all of them, under their own names.
+
+    Raises:
+        LayoutError: an entry has no plain memory (DTensor, quantised, meta, overlapping).
+        ConfigError: an entry of the state dict is no parameter or buffer; list the others in `names`.
+
+    Tied parameters (one memory, several names) are one tensor with the first name; the other names are
+    understood wherever a version uses them, see `Tied`. Parameters that were replaced since the version
+    was applied (by `to`, or an assigning `load_state_dict`) make `held` answer None, so that a receiver
+    looks at the bits again.
+
+    The CUDA path has not been run on a GPU yet; it shares all but the copies with the strided host path.
+    """
+
+    def __init__(self, module: Any, names: Mapping[str, str] | None = None) -> None:
+        self._module = module
+        entries = module.state_dict(keep_vars=True)
+        self._names = {entry: entry for entry in entries} if names is None else dict(names)
+        if len(set(self._names.values())) != len(self._names):
+            raise ConfigError("names: two entries of the state dict have the same canonical name")
+        self._held: HeldVersion | None = None
+        self._held_memory: tuple[object, ...] = ()
+        self._live()
+
+    def tensors(self) -> Tied:
+        """Return the tensors by canonical name, each memory listed once; see `Tied`."""
+        live = self._live()
+        metas = {name: torch_meta(name, tensor) for name, tensor in live.items()}
+        return Tied(MappingProxyType(metas), MappingProxyType(_aliases(live)))
+
+    def held(self) -> HeldVersion | None:
+        """Return the committed version; None if a parameter was replaced since. See `Engine.held`."""
+        if self._held is None or identity(self._live()) != self._held_memory:
+            return None
+        return self._held
+
+    def view(self, name: str) -> Bits:
+        """Return the bits of a tensor; see `Engine.view`.
+
+        Aliasing: a view of the parameter if it is contiguous and in host memory, else a copy.
+        """
+        bits = as_bits(name, self._live()[name])[1].view()
+        bits.flags.writeable = False
+        return bits
+
+    def apply(self, records: Iterable[Record], held: HeldVersion) -> None:
+        """Overwrite what the records list; see `Engine.apply`."""
+        live = self._live()
+        metas = {name: torch_meta(name, tensor) for name, tensor in live.items()}
+        try:
+            apply_in_memory(records, metas, TorchTarget(live))
+        except TornUpdateError:
+            self._held = None
+            raise
+        self._held, self._held_memory = held, identity(live)
+
+    def create(
+        self,
+        held: HeldVersion,
+        spans: Iterable[tuple[TensorMeta, Iterable[Span]]],
+        files: Mapping[str, bytes],
+    ) -> NoReturn:
+        """Refuse: a module has the tensors that its class made.
+
+        Raises:
+            LayoutError: always.
+        """
+        raise LayoutError(
+            f"version {held.version} cannot be created in a {type(self._module).__name__}, which has no "
+            "tensors to take it; build the module with the model's configuration first",
+            version=held.version,
+        )
+
+    def _live(self) -> dict[str, Any]:
+        """Return the tensors that the module has now, by canonical name."""
+        own = dict(self._module.named_parameters(remove_duplicate=False))
+        own.update(self._module.named_buffers(remove_duplicate=False))
+        live = {}
+        for entry, name in self._names.items():
+            if entry not in own:
+                raise ConfigError(
+                    f"the module has no parameter or buffer {entry!r}; pass `names` with the entries of "
+                    "its state dict that are to be kept in step",
+                    tensor=name,
+                )
+            check_writable(name, own[entry])
+            live[name] = own[entry]
+        return live
+
+
+def _aliases(live: Mapping[str, Any]) -> dict[str, str]:
+    """Return the later names of tied tensors with the first name of each."""
+    first: dict[object, str] = {}
+    aliases = {}
+    for name, tensor in live.items():
+        memory = same_memory(tensor)
+        if memory is None:
+            continue
+        if memory in first:
+            aliases[name] = first[memory]
+        else:
+            first[memory] = name
+    return aliases

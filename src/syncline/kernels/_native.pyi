@@ -1,0 +1,39 @@
+from typing import Any, TypeAlias
+
+from numpy.typing import NDArray
+
+Array: TypeAlias = NDArray[Any]
+
+def diff(
+    old_bits: Array,
+    new_bits: Array,
+    begin: int,
+    unit_bytes: int,
+    refresh: bool,
+    offsets: Array,
+    changed_old: Array,
+    changed_new: Array,
+    room: int,
+    /,
+) -> tuple[int, int]: ...
+def scatter(target: Array, offsets: Array, bits: Array, unit_bytes: int, /) -> bool: ...
+def gather(source: Array, offsets: Array, bits: Array, unit_bytes: int, /) -> bool: ...
+def fingerprint(
+    bits: Array, unit_bytes: int, start: int, seed_a: int, seed_b: int, /
+) -> tuple[int, int]: ...
+def fingerprint_change(
+    offsets: Array,
+    old_bits: Array,
+    new_bits: Array,
+    unit_bytes: int,
+    start: int,
+    seed_a: int,
+    seed_b: int,
+    /,
+) -> tuple[int, int]: ...
+def encode_gaps(offsets: Array, low_bytes: int, low: Array, high: Array, /) -> int: ...
+def decode_gaps(low: Array, low_bytes: int, high: Array, limit: int, offsets: Array, /) -> bool: ...
+def read_words(first: Array, second: Array, /) -> int: ...
+def available_isas() -> list[str]: ...
+def select_isa(name: str, /) -> bool: ...
+def selected_isa() -> str: ...

@@ -1,0 +1,7 @@
+"""The only package that joins stages: publisher on the trainer's side, receiver on the engine's."""
+
+from syncline.sync.publisher import Publisher
+from syncline.sync.receiver import Receiver
+from syncline.sync.reports import AppliedVersion, PublishReport
+
+__all__ = ["AppliedVersion", "PublishReport", "Publisher", "Receiver"]

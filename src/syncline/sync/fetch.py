@@ -1,0 +1,109 @@
+"""Bring parts and files of a version to this host: bounded memory, digest checked before use."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from syncline.abc import Buffer, Store
+from syncline.errors import FormatError, VerifyError
+from syncline.format import names
+from syncline.format.table import MAX_INLINE_TENSORS
+from syncline.sync.history import History
+from syncline.sync.phases import Phases
+from syncline.version import Manifest, PartEntry
+
+PIECE_BYTES = 8 << 20
+IN_MEMORY_BYTES = 64 << 20
+
+
+def check_objects(store: Store, manifest: Manifest) -> None:
+    """Check that the version directory holds exactly the objects that the manifest names, by size.
+
+    Raises:
+        FormatError: an object is missing, extra, or of another size; all of them are listed.
+    """
+    entries = (*manifest.parts, *manifest.files)
+    wanted: dict[str, int | None] = {entry.path: entry.size_bytes for entry in entries}
+    wanted |= {names.MANIFEST: None, names.INDEX: None}
+    if len(manifest.tensors) > MAX_INLINE_TENSORS:
+        wanted[names.SIDECAR] = None
+    prefix = names.version_dir(manifest.version) + "/"
+    found = {info.key[len(prefix) :]: info.size_bytes for info in store.list(prefix)}
+    faults = [f"missing {path}" for path in sorted(wanted.keys() - found.keys())]
+    faults += [f"extra {path}" for path in sorted(found.keys() - wanted.keys())]
+    for path in sorted(wanted.keys() & found.keys()):
+        size = wanted[path]
+        if size is not None and size != found[path]:
+            faults.append(f"{path} has {found[path]} bytes instead of {size}")
+    if faults:
+        raise FormatError(
+            f"{prefix}: the objects are not the ones that its manifest names: {'; '.join(faults)}",
+            version=manifest.version,
+        )
+
+
+@contextmanager
+def fetched(
+    store: Store,
+    manifest: Manifest,
+    entry: PartEntry,
+    on_bytes: Callable[[int], None],
+    phases: Phases,
+) -> Iterator[Buffer]:
+    """Yield the whole object, verified; a large one is a map of a temporary file, not memory.
+
+    Args:
+        on_bytes: told the size of each piece as it arrives.
+
+    Raises:
+        VerifyError: size or SHA-256 differ from the manifest's.
+    """
+    key = names.key(manifest.version, entry.path)
+    with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY_BYTES) as spool:
+        digest = hashlib.sha256()
+        for start in range(0, entry.size_bytes, PIECE_BYTES):
+            with phases("fetch"):
+                piece = store.get(key, start, min(start + PIECE_BYTES, entry.size_bytes))
+                digest.update(piece)
+                spool.write(piece)
+            on_bytes(len(piece))
+        if (digest.hexdigest(), spool.tell()) != (entry.sha256, entry.size_bytes):
+            raise VerifyError(
+                f"{key}: expected {entry.size_bytes} bytes with sha256 {entry.sha256}, found "
+                f"{spool.tell()} bytes with sha256 {digest.hexdigest()}; the object is damaged",
+                version=manifest.version,
+            )
+        spool.seek(0)
+        if entry.size_bytes <= IN_MEMORY_BYTES:
+            yield spool.read()
+            return
+        spool.flush()
+        # Not closed by hand: decoders may still hold views, and the last of them frees the map.
+        yield memoryview(mmap.mmap(spool.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def files_of(history: History) -> dict[str, bytes]:
+    """Return the checkpoint files of the newest full version; none if there is no version."""
+    for at in history.back():
+        if at.manifest.kind == "full":
+            return fetch_files(history.store, at.manifest, ignore_bytes, Phases())
+    return {}
+
+
+def fetch_files(
+    store: Store, manifest: Manifest, on_bytes: Callable[[int], None], phases: Phases
+) -> dict[str, bytes]:
+    """Return the content of a full version's further files by name, verified."""
+    files = {}
+    for entry in manifest.files:
+        with fetched(store, manifest, entry, on_bytes, phases) as buffer:
+            files[entry.path] = bytes(buffer)
+    return files
+
+
+def ignore_bytes(nbytes: int) -> None:
+    """Take no notice of progress."""

@@ -1,0 +1,84 @@
+"""Who may write into a store: one publisher at a time, by compare-and-swap on `HEAD.json`."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+
+from syncline.abc import Observe, Store
+from syncline.errors import VersionConflictError
+from syncline.format import head as head_format
+from syncline.format import names
+from syncline.sync.history import History, read_head
+from syncline.types import Step
+from syncline.version import Head, HeldVersion
+
+STEPS = ("publish.taken_over", "publish.leftovers_removed", "publish.head_swapped")
+
+
+class Ownership:
+    """The right to commit into a store, until a later publisher takes it.
+
+    Making one takes the store over: the next epoch is swapped in, so that every later swap of an older
+    publisher fails. In an empty store it begins a run.
+
+    Raises:
+        VersionConflictError: two publishers did so at the same moment, and this one lost.
+        FormatError: `HEAD.json` is damaged.
+    """
+
+    def __init__(self, store: Store, observe: Observe) -> None:
+        self._store = store
+        self._observe = observe
+        raw = read_head(store)
+        if raw is None:
+            self.head = Head(secrets.token_hex(16), 1, None, None)
+        else:
+            old = head_format.load(raw)
+            self.head = replace(old, epoch=old.epoch + 1)
+        store.compare_and_swap(names.HEAD, raw, head_format.dump(self.head))
+        observe(Step("publish.taken_over"))
+
+    @property
+    def next_version(self) -> int:
+        """Number that the next version gets."""
+        return 1 if self.head.version is None else self.head.version + 1
+
+    def history(self) -> History:
+        """Return the versions that the owned HEAD reaches."""
+        return History(self._store, self.head)
+
+    def check(self) -> None:
+        """Read HEAD again: it is this publisher's, perhaps moved by a swap whose answer got lost.
+
+        Raises:
+            VersionConflictError: it is another publisher's.
+        """
+        raw = read_head(self._store)
+        found = None if raw is None else head_format.load(raw)
+        if found is None or (found.run_id, found.epoch) != (self.head.run_id, self.head.epoch):
+            other = "no HEAD" if found is None else f"epoch {found.epoch} of run {found.run_id}"
+            raise VersionConflictError(
+                f"another publisher has taken the store over: expected epoch {self.head.epoch} of run "
+                f"{self.head.run_id}, found {other}; stop this publisher, or make a new one to take "
+                "the store back"
+            )
+        self.head = found
+
+    def commit(self, version: HeldVersion) -> None:
+        """Make a version, all of whose objects are in the store, the current one."""
+        head = replace(self.head, version=version.version, manifest_sha256=version.sha256)
+        self._store.compare_and_swap(
+            names.HEAD, head_format.dump(self.head), head_format.dump(head)
+        )
+        self.head = head
+        self._observe(Step("publish.head_swapped"))
+
+    def remove_leftovers(self) -> None:
+        """Remove objects of versions that were begun but never committed."""
+        current = 0 if self.head.version is None else self.head.version
+        for info in self._store.list(names.VERSION_PREFIX):
+            version = names.version_of(info.key.split("/")[0])
+            if version is not None and version > current:
+                self._store.delete(info.key)
+        self._observe(Step("publish.leftovers_removed"))

@@ -1,0 +1,238 @@
+"""The trainer's side: publish what changed since the last version, exactly, or change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from os import PathLike
+from typing import Any
+
+from syncline.abc import Observe, Store, WeightSource
+from syncline.errors import BaseVersionError
+from syncline.sources import CheckpointSource, as_source
+from syncline.sync.checks import adopt
+from syncline.sync.delta import DeltaWriter
+from syncline.sync.fetch import files_of
+from syncline.sync.full import FullWriter
+from syncline.sync.options import PublisherOptions
+from syncline.sync.ownership import Ownership
+from syncline.sync.phases import Phases
+from syncline.sync.receiver import Receiver
+from syncline.sync.reports import PublishReport
+from syncline.sync.snapshot import Snapshot
+from syncline.sync.writer import VersionWriter, model_fingerprint
+from syncline.types import Step
+from syncline.version import HeldVersion, Kind, Manifest, PartEntry, TensorEntry
+
+Weights = WeightSource | Mapping[str, Any] | Iterable[tuple[str, Any]]
+
+
+class Publisher:
+    """Publishes the versions of one run into a store; the only one that may, as long as it lives.
+
+    Taking a store over is a compare-and-swap that makes every later commit of an older publisher fail.
+    A publish that fails changes nothing that a reader can see, and the next one starts from what the
+    store then holds.
+
+    Args:
+        store: empty, or holding a run that this publisher carries on.
+        base: checkpoint (directory or file) that the engines have loaded. In an empty store it becomes
+            version 1; else it must hold the weights of some version of the run, and saves reading
+            them back from the store.
+        observe: told of every step, with bytes done, for progress bars.
+        options: the fields of `PublisherOptions`.
+
+    Cost: one copy of the weights in host memory (see `snapshot_dir`).
+
+    Example:
+        >>> import numpy as np, syncline
+        >>> publisher = syncline.Publisher(syncline.MemoryStore())
+        >>> weights = {"w": np.zeros(1000, np.float32)}
+        >>> publisher.publish(weights).kind
+        'full'
+        >>> weights["w"][7] = 1.0
+        >>> report = publisher.publish(weights)
+        >>> report.kind, report.changed
+        ('delta', 1)
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        base: str | PathLike[str] | None = None,
+        observe: Observe | None = None,
+        **options: Any,
+    ) -> None:
+        self.options = PublisherOptions(**options)
+        self._store = store
+        self._observe = observe if observe is not None else _ignore
+        self._snapshot: Snapshot | None = None
+        self._files: Mapping[str, bytes] = {}
+        self._owner = Ownership(store, self._observe)
+        self._deltas = 0
+        if base is not None:
+            self._start_from(CheckpointSource(base))
+
+    @property
+    def version(self) -> int | None:
+        """Number of the last committed version; None before the first."""
+        return self._owner.head.version
+
+    def publish(self, weights: Weights, *, full: bool = False) -> PublishReport:
+        """Commit the weights as the next version; the first is full, the others are deltas.
+
+        Args:
+            weights: every tensor of the model under its Hugging Face name: a mapping or an iterable of
+                pairs of torch tensors or numpy arrays, or a `WeightSource`. Only read.
+            full: write a full version also where a delta would do.
+
+        Raises:
+            LayoutError: a tensor is unknown, missing, repeated, or of another dtype or shape.
+            VersionConflictError: another publisher has taken the store over.
+            StoreError: the store failed.
+        After any error the store's current version is whole, and these weights are not committed
+        (unless writing the anchor behind them failed: see `version`); publish them again.
+
+        Cost: reads the weights and the snapshot once. Collective: no.
+        """
+        phases = Phases()
+        source = as_source(weights)
+        with phases("recover"):
+            snapshot = self._recovered()
+        # Until the commit the snapshot runs ahead of the store: after an error it is rebuilt from there.
+        self._snapshot = None
+        if not snapshot.tensors():
+            with phases("read"):
+                self._files = snapshot.fill(source)
+            report = self._commit_full(snapshot, snapshot.table(), phases)
+        elif full:
+            table = snapshot.refresh(source, phases)
+            report = self._commit_full(snapshot, table, phases)
+        else:
+            report = self._commit_delta(snapshot, source, phases)
+        if self._is_anchor_due():
+            anchor = self._commit_full(snapshot, snapshot.table(), phases)
+            report = replace(report, anchor=anchor.version)
+        self._snapshot = snapshot
+        return replace(report, seconds=phases.seconds())
+
+    def _start_from(self, base: CheckpointSource) -> None:
+        """Seed the snapshot from the bytes that the engines loaded; in an empty store publish them."""
+        snapshot = Snapshot(self.options.snapshot_dir)
+        self._files = snapshot.fill(base)
+        self._owner.remove_leftovers()
+        if self._owner.head.version is None:
+            self._commit_full(snapshot, snapshot.table(), Phases())
+        elif adopt(snapshot, self._owner.history()) is None:
+            raise BaseVersionError(
+                f"base {base.path}: its weights are those of no version of this run, whose current "
+                f"version is {self.version}; pass the checkpoint that the engines loaded, or no base, "
+                "to rebuild it from the store"
+            )
+        else:
+            self._catch_up(snapshot)
+        self._snapshot = snapshot
+
+    def _recovered(self) -> Snapshot:
+        """Return a snapshot that holds the current version, rebuilt from the store if it must be."""
+        if self._snapshot is not None:
+            return self._snapshot
+        self._owner.check()
+        self._owner.remove_leftovers()
+        snapshot = Snapshot(self.options.snapshot_dir)
+        if self._owner.head.version is not None:
+            self._catch_up(snapshot)
+        return snapshot
+
+    def _catch_up(self, snapshot: Snapshot) -> None:
+        Receiver(self._store, snapshot, observe=self._observe).sync()
+        history = self._owner.history()
+        self._files = files_of(history)
+        self._deltas = history.deltas_since_full()
+
+    def _is_anchor_due(self) -> bool:
+        every = self.options.anchor_every
+        return every is not None and self._deltas >= every
+
+    def _commit_delta(
+        self, snapshot: Snapshot, source: WeightSource, phases: Phases
+    ) -> PublishReport:
+        delta = DeltaWriter(
+            self._writer(phases),
+            snapshot.require_held().manifest,
+            snapshot,
+            options=self.options,
+            phases=phases,
+            observe=self._observe,
+        )
+        delta.write(source)
+        table = sorted(delta.entries.values(), key=lambda entry: entry.meta.name)
+        report = self._commit(snapshot, "delta", delta.parts, [], table, phases)
+        self._deltas += 1
+        return report
+
+    def _commit_full(
+        self, snapshot: Snapshot, table: Mapping[str, TensorEntry], phases: Phases
+    ) -> PublishReport:
+        full = FullWriter(self._writer(phases), snapshot, options=self.options, phases=phases)
+        parts, files, entries = full.write(table, self._files)
+        report = self._commit(snapshot, "full", parts, files, entries, phases)
+        self._deltas = 0
+        return report
+
+    def _writer(self, phases: Phases) -> VersionWriter:
+        return VersionWriter(
+            self._store, self._owner.next_version, phases, self._observe, self._owner.check
+        )
+
+    def _commit(
+        self,
+        snapshot: Snapshot,
+        kind: Kind,
+        parts: list[PartEntry],
+        files: list[PartEntry],
+        table: list[TensorEntry],
+        phases: Phases,
+    ) -> PublishReport:
+        head, base = self._owner.head, snapshot.held()
+        manifest = Manifest(
+            run_id=head.run_id,
+            epoch=head.epoch,
+            version=self._owner.next_version,
+            kind=kind,
+            base_version=head.version,
+            base_sha256=head.manifest_sha256,
+            encoding=self.options.encoding,
+            parts=tuple(parts),
+            files=tuple(files),
+            tensors=tuple(table),
+            fingerprint_before=None if base is None else base.manifest.fingerprint,
+            fingerprint=model_fingerprint(table),
+        )
+        with phases("commit"):
+            version = self._writer(phases).finish(manifest)
+            self._owner.commit(version)
+        snapshot.apply((), version)
+        return report_of(version)
+
+
+def report_of(version: HeldVersion) -> PublishReport:
+    """Sum up a committed version."""
+    manifest = version.manifest
+    total = sum(entry.meta.unit_count for entry in manifest.tensors)
+    changed = sum(entry.changed for entry in manifest.tensors if entry.changed is not None)
+    return PublishReport(
+        version=version.version,
+        manifest_sha256=version.sha256,
+        kind=manifest.kind,
+        tensors=sum(entry.encoding is not None for entry in manifest.tensors),
+        changed=total if manifest.kind == "full" else changed,
+        total=total,
+        payload_bytes=manifest.payload_bytes,
+        full_bytes=manifest.model_bytes,
+    )
+
+
+def _ignore(step: Step) -> None:
+    pass

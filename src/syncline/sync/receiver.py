@@ -1,0 +1,114 @@
+"""The engine's side: bring an engine from the version it holds to one that the store has."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from syncline.abc import Engine, Observe, Store
+from syncline.errors import BaseVersionError, ConfigError
+from syncline.sync.checks import adopt, verify_engine
+from syncline.sync.history import History
+from syncline.sync.phases import Phases
+from syncline.sync.pull import Pull
+from syncline.sync.reports import AppliedVersion
+from syncline.types import Step
+from syncline.version import HeldVersion
+
+Verify = Literal["changed", "full"]
+
+
+class Receiver:
+    """Keeps one engine on the versions of one store.
+
+    Args:
+        store: where a `Publisher` writes.
+        engine: what serves the weights; see `syncline.abc.Engine`.
+        verify: `changed` proves each changed tensor's fingerprint from the bits that stood in the engine
+            and the bits that replace them, before the first one is written, and reads the changed
+            places back afterwards: O(changes). `full` also reads every tensor again after `sync`.
+        observe: told of every step in `STEPS` and the bytes done, for progress bars.
+
+    Example:
+        >>> import numpy as np, syncline
+        >>> store, engine = syncline.MemoryStore(), syncline.MemoryEngine()
+        >>> publisher = syncline.Publisher(store)
+        >>> _ = publisher.publish({"w": np.array([1.0, 2.0], np.float32)})
+        >>> syncline.Receiver(store, engine).sync().version
+        1
+        >>> engine.view("w").view(np.float32).tolist()
+        [1.0, 2.0]
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        engine: Engine,
+        *,
+        verify: Verify = "changed",
+        observe: Observe | None = None,
+    ) -> None:
+        if verify not in ("changed", "full"):
+            raise ConfigError(f"verify: expected 'changed' or 'full', found {verify!r}")
+        self._store = store
+        self._engine = engine
+        self._verify = verify
+        self._observe = observe if observe is not None else _ignore
+
+    def sync(self, version: int | None = None) -> AppliedVersion:
+        """Bring the engine to `version`, by default the current one; do nothing if it is there.
+
+        An engine that holds weights without knowing their version is fingerprinted once: if a version
+        of the run has exactly these weights, nothing of it is fetched.
+
+        Raises:
+            BaseVersionError: the run has no such version, or the engine follows another run.
+            VerifyError, FormatError, CodecError: what the store holds is damaged; says what and where.
+            LayoutError: the engine's names, dtypes or shapes are not the run's.
+            TornUpdateError: an update failed and could not be undone.
+        After any of them but the last the engine holds the last version it committed, which may be
+        one on the way.
+        """
+        phases = Phases()
+        with phases("plan"):
+            history = History.open(self._store)
+            target = history.target(version)
+        with phases("verify"):
+            held = self._held(history)
+        with phases("plan"):
+            path = history.path(held, target)
+        total_bytes = sum(at.manifest.payload_bytes for at in path)
+        self._observe(Step("pull.planned", 0, total_bytes))
+        pull = Pull(self._store, self._engine, phases, self._observe, total_bytes)
+        for at in path:
+            pull.step(held, at)
+            held = at
+            self._observe(Step("pull.version_applied", pull.done_bytes, total_bytes))
+        if self._verify == "full":
+            with phases("verify"):
+                verify_engine(self._engine, target.manifest)
+        return AppliedVersion(
+            run_id=history.head.run_id,
+            version=target.version,
+            manifest_sha256=target.sha256,
+            fingerprint=target.manifest.fingerprint.hex(),
+            applied=tuple(pull.applied),
+            changed=pull.changed,
+            payload_bytes=pull.done_bytes,
+            seconds=phases.seconds(),
+        )
+
+    def _held(self, history: History) -> HeldVersion | None:
+        held = self._engine.held()
+        if held is None:
+            return adopt(self._engine, history)
+        if held.manifest.run_id != history.head.run_id:
+            raise BaseVersionError(
+                f"the engine follows run {held.manifest.run_id} at version {held.version}, the store "
+                f"is run {history.head.run_id}; use that run's store, or a fresh engine",
+                version=held.version,
+            )
+        return held
+
+
+def _ignore(step: Step) -> None:
+    pass

@@ -1,0 +1,70 @@
+"""What `publish` and `sync` return: frozen, printable, ready for `json.dumps` through `as_dict`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from syncline.version import Kind
+
+
+@dataclass(frozen=True)
+class PublishReport:
+    """One published version.
+
+    Attributes:
+        version, manifest_sha256: the version's number and identity.
+        kind: `full` or `delta`.
+        tensors: how many tensors the payload carries.
+        changed, total: units (elements, or bytes of sub-byte dtypes) that changed, and of all tensors.
+        payload_bytes: bytes of the parts; `full_bytes`: of the weights written out raw.
+        anchor: number of the full version that was published right after, with the same weights.
+        seconds: by phase (`diff`, `encode`, `put`, `commit`, ...), and `total`.
+    """
+
+    version: int
+    manifest_sha256: str
+    kind: Kind
+    tensors: int
+    changed: int
+    total: int
+    payload_bytes: int
+    full_bytes: int
+    anchor: int | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def density(self) -> float:
+        """Share of the units that changed, 0 to 1."""
+        return self.changed / self.total if self.total else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, `density` included."""
+        return {**asdict(self), "density": self.density}
+
+
+@dataclass(frozen=True)
+class AppliedVersion:
+    """The version that an engine holds after `sync`.
+
+    Attributes:
+        run_id, version, manifest_sha256: which version it is.
+        fingerprint: 32 hex digits, of the whole model.
+        applied: numbers of the versions whose payload was applied on the way; empty if none was needed.
+        changed: units that were overwritten, over all of them; `payload_bytes`: bytes fetched.
+        seconds: by phase (`fetch`, `decode`, `apply`, `verify`, ...), and `total`.
+    """
+
+    run_id: str
+    version: int
+    manifest_sha256: str
+    fingerprint: str
+    applied: tuple[int, ...] = ()
+    changed: int = 0
+    payload_bytes: int = 0
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return asdict(self)

@@ -1,0 +1,88 @@
+"""The publisher's copy of the last version's weights, in memory or in memory-mapped files."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from syncline.abc import WeightSource
+from syncline.engines.memory import MemoryEngine
+from syncline.errors import BaseVersionError, LayoutError
+from syncline.sync.checks import check_complete, check_tensor, fingerprint_all
+from syncline.sync.detect import Difference
+from syncline.sync.phases import Phases
+from syncline.types import Bits, TensorMeta, unsigned
+from syncline.version import HeldVersion, TensorEntry
+
+
+class Snapshot(MemoryEngine):
+    """An engine that serves nobody: it holds the bits to compare the next version with.
+
+    Args:
+        directory: keep the bits in unnamed temporary files there; None: in memory.
+    """
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self._directory = directory
+        super().__init__(allocate=self._allocate)
+        self._filled: dict[str, TensorEntry] = {}
+
+    def fill(self, source: WeightSource) -> Mapping[str, bytes]:
+        """Copy every tensor of a source, and return its further files.
+
+        Raises:
+            LayoutError: a name comes twice, or no tensor comes at all.
+        """
+        for meta, bits in source.tensors():
+            if meta.name in self._filled:
+                raise LayoutError(f"tensor {meta.name!r} came twice", tensor=meta.name)
+            copy = self.add(meta)
+            np.copyto(copy, bits)
+            fingerprint = fingerprint_all(meta, copy)
+            self._filled[meta.name] = TensorEntry(meta, fingerprint, None, None, None)
+        if not self._filled:
+            raise LayoutError("the source has no tensors; expected every tensor of the model")
+        return source.files()
+
+    def refresh(self, source: WeightSource, phases: Phases) -> Mapping[str, TensorEntry]:
+        """Take over the bits of a source and return the table that goes with them."""
+        base = self.require_held().manifest
+        seen: dict[str, TensorEntry] = {}
+        for meta, bits in source.tensors():
+            check_tensor(meta, base, seen)
+            difference = Difference(meta, self.bits(meta.name), bits, phases)
+            for _ in difference:
+                pass
+            fingerprint = base.by_name[meta.name].fingerprint + difference.fingerprint
+            seen[meta.name] = TensorEntry(meta, fingerprint, None, None, None)
+        check_complete(base, seen)
+        return seen
+
+    def table(self) -> Mapping[str, TensorEntry]:
+        """Return the tensors and fingerprints that the snapshot holds."""
+        held = self.held()
+        return self._filled if held is None else held.manifest.by_name
+
+    def require_held(self) -> HeldVersion:
+        """Return the version that the snapshot holds.
+
+        Raises:
+            BaseVersionError: it holds none.
+        """
+        held = self.held()
+        if held is None:
+            raise BaseVersionError("the snapshot holds no version to make a delta on")
+        return held
+
+    def _allocate(self, meta: TensorMeta) -> Bits:
+        dtype = unsigned(meta.unit_bytes)
+        if self._directory is None or meta.unit_count == 0:
+            return np.empty(meta.unit_count, dtype)
+        self._directory.mkdir(parents=True, exist_ok=True)
+        # The file has no name once it is open, so that no crash leaves it behind.
+        with tempfile.TemporaryFile(dir=self._directory) as file:
+            file.truncate(meta.nbytes)
+            return np.memmap(file, dtype, "r+", shape=(meta.unit_count,))

@@ -1,0 +1,71 @@
+"""Write one version into a store: parts first, then index and table, the manifest last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from syncline.abc import Buffer, Observe, Store
+from syncline.format import index as index_format
+from syncline.format import manifest as manifest_format
+from syncline.format import names
+from syncline.format.digest import Tally
+from syncline.sync.phases import Phases
+from syncline.types import ZERO, Fingerprint, Step
+from syncline.version import HeldVersion, Manifest, PartEntry, TensorEntry
+
+STEPS = (
+    "publish.part_written",
+    "publish.file_written",
+    "publish.index_written",
+    "publish.table_written",
+    "publish.manifest_written",
+)
+
+
+class VersionWriter:
+    """Puts the objects of one version; nothing of it exists for readers until HEAD names it.
+
+    Args:
+        check_owner: raises if another publisher has taken the store over; called before every put.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        version: int,
+        phases: Phases,
+        observe: Observe,
+        check_owner: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._version = version
+        self._phases = phases
+        self._observe = observe
+        self._check_owner = check_owner
+
+    def put(self, path: str, chunks: Iterable[Buffer], step: str) -> PartEntry:
+        """Put one object, digest it on the way, and return its entry."""
+        tally = Tally(chunks)
+        with self._phases("put"):
+            self._check_owner()
+            self._store.put(names.key(self._version, path), tally)
+        entry = tally.entry(path)
+        self._observe(Step(step, entry.size_bytes))
+        return entry
+
+    def finish(self, manifest: Manifest) -> HeldVersion:
+        """Put index, table and manifest; return what identifies the version."""
+        self.put(names.INDEX, [index_format.dump(manifest)], "publish.index_written")
+        raw, table = manifest_format.dump(manifest)
+        if table is not None:
+            self.put(names.SIDECAR, [table], "publish.table_written")
+        entry = self.put(names.MANIFEST, [raw], "publish.manifest_written")
+        return HeldVersion(manifest, entry.sha256)
+
+
+def model_fingerprint(table: Iterable[TensorEntry]) -> Fingerprint:
+    """Return the sum of the tensors' fingerprints."""
+    total = ZERO
+    for entry in table:
+        total += entry.fingerprint
+    return total

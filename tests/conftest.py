@@ -1,0 +1,45 @@
+"""Shared by every test: Hypothesis profiles and weights of every dtype."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+
+from syncline.types import DTYPE_BITS, TensorMeta, unsigned
+
+settings.register_profile(
+    "ci",
+    max_examples=50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
+)
+settings.register_profile("long", parent=settings.get_profile("ci"), max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(20260701)
+
+
+@pytest.fixture
+def every_dtype(rng: np.random.Generator) -> dict[str, tuple[TensorMeta, np.ndarray]]:
+    """One tensor of each dtype with random bits (NaN payloads and -0.0 among them), 0-d and empty."""
+    out = {}
+    for number, dtype in enumerate(sorted(DTYPE_BITS)):
+        for shape in ((6, 8), (0, 4)):
+            meta = TensorMeta(f"layer.{number}.{dtype}.{len(shape)}.{shape[0]}", dtype, shape)
+            out[meta.name] = (meta, random_bits(meta, rng))
+        if DTYPE_BITS[dtype] >= 8:
+            meta = TensorMeta(f"scalar.{dtype}", dtype, ())
+            out[meta.name] = (meta, random_bits(meta, rng))
+    return out
+
+
+def random_bits(meta: TensorMeta, rng: np.random.Generator) -> np.ndarray:
+    raw = rng.integers(0, 256, meta.nbytes, np.uint8)
+    return raw.view(unsigned(meta.unit_bytes)).copy()

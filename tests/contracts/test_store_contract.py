@@ -1,0 +1,253 @@
+"""What every store promises, over every store there is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import obstore.store
+import pytest
+
+from syncline.abc import Store
+from syncline.errors import (
+    ConfigError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    StoreError,
+    VersionConflictError,
+)
+from syncline.stores import FilesystemStore, MemoryStore, ObjectStore
+from syncline.types import ObjectInfo
+
+MAKERS: dict[str, Callable[[Path], Store]] = {
+    "memory": lambda path: MemoryStore(),
+    "filesystem": lambda path: FilesystemStore(path / "store"),
+    "object_store": lambda path: ObjectStore(obstore.store.MemoryStore()),
+    "object_store_in_pieces": lambda path: ObjectStore(
+        obstore.store.MemoryStore(), one_request_bytes=3
+    ),
+}
+
+
+@pytest.fixture(params=sorted(MAKERS))
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    return MAKERS[request.param](tmp_path)
+
+
+def test_put_then_get(store: Store) -> None:
+    store.put("v1/part", [b"ab", bytearray(b"cd"), memoryview(b"ef")])
+    assert store.get("v1/part") == b"abcdef"
+
+
+@pytest.mark.parametrize("chunks", [[], [b""], [b"", b"x", b""]])
+def test_put_of_empty_chunks(store: Store, chunks: list[bytes]) -> None:
+    store.put("key", chunks)
+    assert store.get("key") == b"".join(chunks)
+
+
+def test_put_copies_a_buffer_that_is_reused(store: Store) -> None:
+    buffer = bytearray(2)
+
+    def chunks() -> Iterator[memoryview]:
+        for value in range(5):
+            buffer[:] = bytes([value, value])
+            yield memoryview(buffer)
+
+    store.put("key", chunks())
+    assert store.get("key") == bytes([0, 0, 1, 1, 2, 2, 3, 3, 4, 4])
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "expected"),
+    [
+        (0, None, b"0123456789"),
+        (3, None, b"3456789"),
+        (3, 5, b"34"),
+        (8, 99, b"89"),
+        (10, None, b""),
+        (11, 99, b""),
+        (4, 4, b""),
+        (5, 4, b""),
+        (0, 0, b""),
+    ],
+)
+def test_get_range_is_clipped(store: Store, start: int, stop: int | None, expected: bytes) -> None:
+    store.put("key", [b"0123456789"])
+    assert store.get("key", start, stop) == expected
+
+
+def test_get_of_a_missing_object(store: Store) -> None:
+    for start, stop in ((0, None), (1, None), (1, 2), (2, 1)):
+        with pytest.raises(ObjectNotFoundError, match="a/missing"):
+            store.get("a/missing", start, stop)
+
+
+def test_put_creates_only(store: Store) -> None:
+    store.put("v1/part", [b"first, and longer"])
+    with pytest.raises(ObjectExistsError, match="v1/part"):
+        store.put("v1/part", [b"second"])
+    with pytest.raises(ObjectExistsError, match="v1/part"):
+        store.put("v1/part", [b"third, and much longer than the others"])
+    assert store.get("v1/part") == b"first, and longer"
+    assert store.list() == [ObjectInfo("v1/part", 17)]
+
+
+@pytest.mark.parametrize(
+    "fault", [ValueError("mine"), OSError(5, "mine"), FileNotFoundError("mine")]
+)
+@pytest.mark.parametrize("before", [[], [b"ab"], [b"longer than three"]])
+def test_error_of_the_chunks_passes_and_leaves_nothing(
+    store: Store, fault: Exception, before: list[bytes]
+) -> None:
+    def chunks() -> Iterator[bytes]:
+        yield from before
+        raise fault
+
+    with pytest.raises(type(fault), match="mine") as caught:
+        store.put("v1/part", chunks())
+    assert caught.value is fault
+    assert not isinstance(caught.value, StoreError)
+    assert store.list() == []
+    store.put("v1/part", [b"whole"])
+    assert store.get("v1/part") == b"whole"
+
+
+def test_list_is_sorted_and_by_string_prefix(store: Store) -> None:
+    for key in ("v2/b", "v1/a", "v10/a", "v1/b", "other", "v1/deep/c"):
+        store.put(key, [key.encode()])
+    listed = [info.key for info in store.list()]
+    assert listed == ["other", "v1/a", "v1/b", "v1/deep/c", "v10/a", "v2/b"]
+    assert [info.key for info in store.list("v1")] == ["v1/a", "v1/b", "v1/deep/c", "v10/a"]
+    assert [info.key for info in store.list("v1/")] == ["v1/a", "v1/b", "v1/deep/c"]
+    assert [info.key for info in store.list("v1/de")] == ["v1/deep/c"]
+    assert store.list("v3/") == []
+    assert {info.key: info.size_bytes for info in store.list()} == {key: len(key) for key in listed}
+
+
+def test_a_new_store_is_empty(store: Store) -> None:
+    assert store.list() == []
+    store.delete("nothing")
+    assert store.list() == []
+
+
+def test_swap_creates_only_where_nothing_is(store: Store) -> None:
+    store.compare_and_swap("HEAD.json", None, b"1")
+    assert store.get("HEAD.json") == b"1"
+    with pytest.raises(VersionConflictError, match="HEAD"):
+        store.compare_and_swap("HEAD.json", None, b"2")
+    assert store.get("HEAD.json") == b"1"
+
+
+def test_swap_needs_the_expected_content(store: Store) -> None:
+    with pytest.raises(VersionConflictError, match="HEAD"):
+        store.compare_and_swap("HEAD.json", b"1", b"2")
+    assert store.list() == []
+    store.compare_and_swap("HEAD.json", None, b"1")
+    store.compare_and_swap("HEAD.json", b"1", b"22")
+    with pytest.raises(VersionConflictError, match="HEAD"):
+        store.compare_and_swap("HEAD.json", b"1", b"3")
+    store.compare_and_swap("HEAD.json", b"22", b"")
+    store.compare_and_swap("HEAD.json", b"", b"4")
+    assert store.get("HEAD.json") == b"4"
+    assert store.list() == [ObjectInfo("HEAD.json", 1)]
+
+
+def test_one_of_many_swaps_wins(store: Store) -> None:
+    store.compare_and_swap("HEAD.json", None, b"start")
+    won, lost = [], []
+    barrier = threading.Barrier(8)
+
+    def swap(number: int) -> None:
+        barrier.wait()
+        try:
+            store.compare_and_swap("HEAD.json", b"start", b"%d" % number)
+            won.append(number)
+        except VersionConflictError:
+            lost.append(number)
+
+    run_all([lambda number=number: swap(number) for number in range(8)])
+    assert len(won) == 1
+    assert len(lost) == 7
+    assert store.get("HEAD.json") == b"%d" % won[0]
+
+
+def test_one_of_many_puts_wins(store: Store) -> None:
+    store.compare_and_swap("HEAD.json", None, b"")
+    won, lost = [], []
+    barrier = threading.Barrier(8)
+
+    def put(number: int) -> None:
+        barrier.wait()
+        try:
+            store.put("v1/part", [b"%d" % number] * 3)
+            won.append(number)
+        except ObjectExistsError:
+            lost.append(number)
+
+    run_all([lambda number=number: put(number) for number in range(8)])
+    assert len(won) == 1
+    assert len(lost) == 7
+    assert store.get("v1/part") == b"%d" % won[0] * 3
+
+
+def test_swaps_count_without_loss(store: Store) -> None:
+    store.compare_and_swap("count", None, b"0")
+
+    def count() -> None:
+        for _ in range(5):
+            while True:
+                old = store.get("count")
+                try:
+                    store.compare_and_swap("count", old, b"%d" % (int(old) + 1))
+                    break
+                except VersionConflictError:
+                    continue
+
+    run_all([count] * 4)
+    assert store.get("count") == b"20"
+
+
+def test_delete(store: Store) -> None:
+    for key in ("v1/a", "v1/b", "v2/a"):
+        store.put(key, [b"x"])
+    store.delete("v1/a")
+    store.delete("v1/a")
+    store.delete("v3/a")
+    assert [info.key for info in store.list()] == ["v1/b", "v2/a"]
+    with pytest.raises(ObjectNotFoundError):
+        store.get("v1/a")
+    store.put("v1/a", [b"again"])
+    assert store.get("v1/a") == b"again"
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["", "/a", "a/", "a//b", ".", "..", "a/../b", "../a", ".hidden", "a/.hidden", "a\\b", "a\0b", "a\n",
+     "x" * 256, "a/\udc80"],
+)  # fmt: skip
+def test_illegal_keys_are_refused_everywhere(store: Store, key: str) -> None:
+    for use in (
+        lambda: store.put(key, [b"x"]),
+        lambda: store.get(key),
+        lambda: store.compare_and_swap(key, None, b"x"),
+        lambda: store.delete(key),
+    ):
+        with pytest.raises(ConfigError, match="key"):
+            use()
+    assert store.list() == []
+
+
+@pytest.mark.parametrize("prefix", ["/", "../", "a//", ".h", "a/../"])
+def test_illegal_prefixes_are_refused(store: Store, prefix: str) -> None:
+    with pytest.raises(ConfigError, match="key"):
+        store.list(prefix)
+
+
+def run_all(jobs: list[Callable[[], None]]) -> None:
+    threads = [threading.Thread(target=job) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()

@@ -1,0 +1,209 @@
+"""Every instruction set equals the scalar kernels, and these equal plain numpy, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncline import kernels
+from syncline.errors import CodecError, ConfigError
+from syncline.kernels import _native, native, reference
+
+ISAS = _native.available_isas()
+SEEDS = kernels.seeds("model.layers.0.weight")
+EDGES = [0, 1, 31, 63, 64, 65, 127, 128, 1023, 1024, 1025, 2048, 3000]
+
+
+@pytest.fixture(params=ISAS, autouse=True)
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    before = _native.selected_isa()
+    assert native.choose_isa(request.param) == request.param
+    yield request.param
+    native.choose_isa(before)
+
+
+def test_the_scalar_kernels_are_always_there() -> None:
+    assert ISAS[0] == "scalar"
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
+    """Old and new bits of one width, at any alignment, with any share of changes."""
+    width = draw(st.sampled_from([1, 2, 4, 8]))
+    count = draw(st.sampled_from(EDGES) | st.integers(0, 5000))
+    share = draw(st.sampled_from([0.0, 0.001, 0.01, 0.05, 0.3, 0.9, 1.0]))
+    shift = draw(st.integers(0, 7))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    raw = rng.integers(0, 256, (2, count * width + shift), np.uint8)
+    old, new = (row[shift:].view(f"<u{width}") for row in raw)
+    keep = rng.random(count) >= share
+    new[keep] = old[keep]
+    return old, new
+
+
+@given(pair=pairs(), refresh=st.booleans())
+def test_diff(pair: tuple[np.ndarray, np.ndarray], refresh: bool) -> None:
+    old, new = pair
+    mine, theirs = old.copy(), old.copy()
+    found = native.diff(mine, new, refresh=refresh)
+    wanted = reference.diff(theirs, new, refresh=refresh)
+    for left, right in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(left, right, strict=True)
+    np.testing.assert_array_equal(mine, theirs)
+    if refresh:
+        np.testing.assert_array_equal(mine, new)
+
+
+def test_diff_of_more_changes_than_it_makes_room_for_at_first() -> None:
+    rng = np.random.default_rng(0)
+    old = rng.integers(0, 9, 1_000_003, np.uint16)
+    new = rng.integers(0, 9, 1_000_003, np.uint16)
+    for left, right in zip(
+        native.diff(old, new, refresh=False),
+        reference.diff(old, new, refresh=False),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(left, right, strict=True)
+
+
+@given(pair=pairs(), start=st.sampled_from([0, 1, 1000, 1023, 1024, 5555, 2**40 + 7]))
+def test_fingerprint(pair: tuple[np.ndarray, np.ndarray], start: int) -> None:
+    old, new = pair
+    before = native.fingerprint(old, start, SEEDS)
+    after = native.fingerprint(new, start, SEEDS)
+    assert after == reference.fingerprint(new, start, SEEDS)
+    changes = reference.diff(old.copy(), new, refresh=False)
+    change = native.fingerprint_change(start, *changes, SEEDS)
+    assert change == reference.fingerprint_change(start, *changes, SEEDS)
+    assert before + change == after
+
+
+@given(pair=pairs(), cut=st.integers(0, 5000))
+def test_fingerprints_of_pieces_add_up(pair: tuple[np.ndarray, np.ndarray], cut: int) -> None:
+    bits, _ = pair
+    cut = min(cut, bits.size)
+    whole = native.fingerprint(bits, 0, SEEDS)
+    parts = native.fingerprint(bits[cut:], cut, SEEDS) + native.fingerprint(bits[:cut], 0, SEEDS)
+    assert parts == whole
+
+
+@given(pair=pairs(), data=st.data())
+def test_fingerprint_notices_what_goes_wrong_in_practice(
+    pair: tuple[np.ndarray, np.ndarray], data: st.DataObject
+) -> None:
+    bits, _ = pair
+    if bits.size < 2:
+        return
+    good = native.fingerprint(bits, 0, SEEDS)
+    i = data.draw(st.integers(0, bits.size - 1))
+    stale = bits.copy()
+    stale[i] ^= stale.dtype.type(1 << data.draw(st.integers(0, 8 * bits.itemsize - 1)))
+    assert native.fingerprint(stale, 0, SEEDS) != good
+    j = data.draw(st.integers(0, bits.size - 1))
+    if bits[i] != bits[j]:
+        swapped = bits.copy()
+        swapped[[i, j]] = swapped[[j, i]]
+        assert native.fingerprint(swapped, 0, SEEDS) != good
+    shifted = np.roll(bits, 1)
+    if (shifted != bits).any():
+        assert native.fingerprint(shifted, 0, SEEDS) != good
+    if bits.any():
+        assert native.fingerprint(bits, 0, kernels.seeds("another name")) != good
+
+
+@given(pair=pairs())
+def test_scatter_and_gather(pair: tuple[np.ndarray, np.ndarray]) -> None:
+    old, new = pair
+    offsets, old_bits, new_bits = reference.diff(old.copy(), new, refresh=False)
+    np.testing.assert_array_equal(native.gather(old, offsets), old_bits, strict=True)
+    target = old.copy()
+    native.scatter(target, offsets, new_bits)
+    np.testing.assert_array_equal(target, new)
+
+
+@given(pair=pairs(), beyond=st.integers(0, 2**32 - 1))
+def test_nothing_is_written_if_an_offset_is_out_of_range(
+    pair: tuple[np.ndarray, np.ndarray], beyond: int
+) -> None:
+    old, _ = pair
+    offsets = np.array([*range(min(3, old.size)), max(beyond, old.size)], np.uint32)
+    if int(offsets[-1]) < old.size:
+        return
+    target = old.copy()
+    with pytest.raises(CodecError, match="not below"):
+        native.scatter(target, offsets, np.ones(offsets.size, old.dtype))
+    np.testing.assert_array_equal(target, old)
+    with pytest.raises(CodecError, match="not below"):
+        native.gather(old, offsets)
+
+
+@given(
+    offsets=st.lists(st.integers(0, 2**20), unique=True, max_size=300).map(sorted),
+    low_bytes=st.sampled_from([0, 1, 2]),
+)
+def test_gaps(offsets: list[int], low_bytes: int) -> None:
+    array = np.array(offsets, np.uint32)
+    low, high = native.encode_gaps(array, low_bytes)
+    wanted_low, wanted_high = reference.encode_gaps(array, low_bytes)
+    np.testing.assert_array_equal(low, wanted_low)
+    np.testing.assert_array_equal(high, wanted_high)
+    np.testing.assert_array_equal(native.decode_gaps(low, high, array.size, 2**20 + 1), array)
+
+
+@given(
+    high=st.binary(max_size=40),
+    low=st.binary(max_size=80),
+    count=st.integers(0, 40),
+    low_bytes=st.sampled_from([0, 1, 2]),
+    limit=st.integers(0, 2**32),
+)
+def test_any_gap_bytes_are_refused_or_give_legal_offsets(
+    high: bytes, low: bytes, count: int, low_bytes: int, limit: int
+) -> None:
+    planes = np.resize(np.frombuffer(low or b"\0", np.uint8), (low_bytes, count))
+    arguments = planes, np.frombuffer(high, np.uint8), count, limit
+    try:
+        offsets = kernels.decode_gaps(*arguments)
+    except CodecError:
+        if count <= limit and count <= len(high):
+            with pytest.raises(CodecError):
+                reference.decode_gaps(*arguments)
+        return
+    assert offsets.size == count
+    kernels.check_ascending(offsets, limit)
+    np.testing.assert_array_equal(offsets, reference.decode_gaps(*arguments))
+
+
+def test_offsets_that_do_not_rise_have_no_gaps() -> None:
+    with pytest.raises(CodecError, match="rise"):
+        native.encode_gaps(np.array([5, 5], np.uint32), 0)
+
+
+@pytest.mark.parametrize("name", ISAS)
+def test_the_environment_forces_an_instruction_set(name: str) -> None:
+    code = (
+        "from syncline import kernels; import numpy as np; "
+        "kernels.gather(np.zeros(1, np.uint8), np.zeros(1, np.uint32)); "
+        "from syncline.kernels import _native; print(_native.selected_isa())"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "SYNCLINE_ISA": name},
+    )
+    assert out.stdout.strip() == name
+
+
+def test_an_instruction_set_that_is_not_here_is_refused() -> None:
+    missing = [name for name in ("avx2", "avx512", "neon") if name not in ISAS]
+    with pytest.raises(ConfigError, match="is not available here; expected one of scalar"):
+        native.choose_isa(missing[0])

@@ -1,0 +1,207 @@
+"""What must be refused with a clear error while the old version stays served."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from syncline import FilesystemStore, MemoryEngine, MemoryStore, Publisher, Receiver
+from syncline.errors import (
+    BaseVersionError,
+    FormatError,
+    LayoutError,
+    SynclineError,
+    VerifyError,
+    VersionConflictError,
+)
+
+
+def weights(value: float = 0.0) -> dict[str, np.ndarray]:
+    out = {"a": np.arange(400, dtype=np.float32), "b": np.ones((3, 5), np.float16)}
+    out["a"][17] += value
+    return out
+
+
+class Run:
+    """A store with two versions on disk, and an engine that holds the first."""
+
+    def __init__(self, root: Path, encoding: str) -> None:
+        self.root = root
+        self.store = FilesystemStore(root)
+        self.publisher = Publisher(self.store, encoding=encoding)
+        self.publisher.publish(weights())
+        self.engine = MemoryEngine()
+        self.receiver = Receiver(self.store, self.engine)
+        self.receiver.sync()
+        self.publisher.publish(weights(1.0))
+        self.version = root / "weight_v000002"
+        self.part = self.version / "model-00000-of-00001.safetensors"
+
+    def refused(self, kind: type[SynclineError], match: str) -> None:
+        """The next sync fails like this, and the engine still serves version 1, bit for bit."""
+        with pytest.raises(kind, match=match):
+            self.receiver.sync()
+        held = self.engine.held()
+        assert held is not None
+        assert held.version == 1
+        for name, array in weights().items():
+            assert self.engine.view(name).tobytes() == array.tobytes()
+
+    def edit_manifest(self, change: Callable[[dict[str, object]], None]) -> None:
+        """Change the manifest and make HEAD name it again, as a faulty writer would."""
+        path = self.version / "manifest.json"
+        manifest = json.loads(path.read_text())
+        change(manifest)
+        raw = json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode() + b"\n"
+        path.write_bytes(raw)
+        head = json.loads((self.root / "HEAD.json").read_text())
+        head["manifest_sha256"] = hashlib.sha256(raw).hexdigest()
+        (self.root / "HEAD.json").write_text(json.dumps(head))
+
+
+@pytest.fixture(params=["packed", "xor", "overwrite"])
+def run(tmp_path: Path, request: pytest.FixtureRequest) -> Run:
+    return Run(tmp_path / "run", request.param)
+
+
+def test_damaged_part(run: Run) -> None:
+    raw = bytearray(run.part.read_bytes())
+    raw[-1] ^= 1
+    run.part.write_bytes(raw)
+    run.refused(VerifyError, "model-00000-of-00001.safetensors: expected .* sha256")
+
+
+def test_missing_part(run: Run) -> None:
+    run.part.unlink()
+    run.refused(FormatError, "missing model-00000-of-00001.safetensors")
+
+
+def test_extra_part(run: Run) -> None:
+    (run.version / "model-00001-of-00001.safetensors").write_bytes(b"")
+    run.refused(FormatError, "extra model-00001-of-00001.safetensors")
+
+
+def test_damaged_manifest(run: Run) -> None:
+    path = run.version / "manifest.json"
+    path.write_bytes(path.read_bytes().replace(b'"kind":"delta"', b'"kind": "delta"'))
+    run.refused(VerifyError, "manifest.json: expected sha256")
+
+
+def test_unknown_key_in_a_manifest(run: Run) -> None:
+    run.edit_manifest(lambda manifest: manifest.update(colour="red"))
+    run.refused(FormatError, "colour")
+
+
+def test_path_that_leaves_the_directory(run: Run) -> None:
+    def change(manifest: dict[str, object]) -> None:
+        manifest["parts"][0]["path"] = "../model-00000-of-00001.safetensors"  # type: ignore[index]
+
+    run.edit_manifest(change)
+    run.refused(FormatError, "path")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("name", "c"), ("dtype", "I32"), ("shape", [400, 1])], ids=str
+)
+def test_name_dtype_or_shape_that_is_not_in_the_base(run: Run, key: str, value: object) -> None:
+    def change(manifest: dict[str, object]) -> None:
+        manifest["tensors"][0][key] = value  # type: ignore[index]
+        manifest["tensors"].sort(key=lambda entry: entry["name"])  # type: ignore[attr-defined]
+
+    run.edit_manifest(change)
+    run.refused(SynclineError, "a|c")
+
+
+def test_engine_whose_bits_are_not_the_base(run: Run) -> None:
+    """A bit that flipped in the engine at a place that changes is found before anything is written."""
+    run.engine.bits("a")[17] ^= 1
+    with pytest.raises(VerifyError, match="tensor 'a': expected fingerprint"):
+        run.receiver.sync()
+    assert run.engine.held().version == 1  # type: ignore[union-attr]
+
+
+def test_full_version_repairs_a_damaged_engine(run: Run) -> None:
+    run.engine.bits("a")[3] ^= 1
+    run.publisher.publish(weights(2.0), full=True)
+    assert run.receiver.sync().version == 3
+    assert run.engine.view("a").tobytes() == weights(2.0)["a"].tobytes()
+
+
+def test_verify_full_finds_a_bit_that_no_delta_touches(run: Run) -> None:
+    run.engine.bits("a")[3] ^= 1
+    with pytest.raises(VerifyError, match="1 of 2 tensors do not hold the bits of version 2: a"):
+        Receiver(run.store, run.engine, verify="full").sync()
+
+
+def test_version_from_another_run(run: Run, tmp_path: Path) -> None:
+    other = FilesystemStore(tmp_path / "other")
+    Publisher(other).publish(weights())
+    with pytest.raises(BaseVersionError, match="the engine follows run"):
+        Receiver(other, run.engine).sync()
+    assert run.engine.held().version == 1  # type: ignore[union-attr]
+
+
+def test_manifest_of_another_run_in_the_chain(run: Run) -> None:
+    run.edit_manifest(lambda manifest: manifest.update(run_id="0" * 32))
+    run.refused(FormatError, "the store mixes two runs")
+
+
+def test_version_that_does_not_exist(run: Run) -> None:
+    with pytest.raises(BaseVersionError, match="version 9 is not in this run"):
+        run.receiver.sync(9)
+
+
+def test_two_publishers_at_once_the_older_ones_commit_fails(run: Run) -> None:
+    newer = Publisher(run.store)
+    with pytest.raises(VersionConflictError, match="another publisher has taken the store over"):
+        run.publisher.publish(weights(2.0))
+    report = newer.publish(weights(3.0))
+    assert report.version == 3
+    assert run.receiver.sync().version == 3
+    assert run.engine.view("a").tobytes() == weights(3.0)["a"].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda w: w.pop("b"), "1 tensors of version 2 were not published: b"),
+        (lambda w: w.update(c=w["b"]), "tensor 'c' is not in the base"),
+        (lambda w: w.update(b=w["b"].astype(np.float32)), "tensor 'b': expected F16 .* found F32"),
+        (lambda w: w.update(b=w["b"].reshape(5, 3)), r"tensor 'b': expected F16 \[3, 5\]"),
+    ],
+)
+def test_weights_that_do_not_fit_the_base(
+    run: Run, change: Callable[[dict[str, np.ndarray]], object], match: str
+) -> None:
+    bad = weights(5.0)
+    change(bad)
+    with pytest.raises(LayoutError, match=match):
+        run.publisher.publish(bad)
+    assert run.publisher.version == 2
+    assert run.publisher.publish(weights(6.0)).version == 3
+    run.receiver.sync()
+    assert run.engine.view("a").tobytes() == weights(6.0)["a"].tobytes()
+
+
+def test_repeated_tensor(run: Run) -> None:
+    pairs = [*weights().items(), *weights().items()]
+    with pytest.raises(LayoutError, match="twice"):
+        run.publisher.publish(pairs)
+
+
+def test_wrong_base_for_a_publisher(run: Run, tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    save_file(weights(9.0), tmp_path / "other.safetensors")
+    with pytest.raises(BaseVersionError, match="those of no version of this run"):
+        Publisher(run.store, base=tmp_path / "other.safetensors")
+
+
+def test_empty_store() -> None:
+    with pytest.raises(SynclineError, match=r"no HEAD\.json in the store"):
+        Receiver(MemoryStore(), MemoryEngine()).sync()
