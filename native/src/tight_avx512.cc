@@ -1,4 +1,4 @@
-// The passes of `tight` with AVX-512 (VBMI among it) and BMI2: Ice Lake, Zen 4 and later.
+// The passes of `tight` with AVX-512 and BMI2: Ice Lake, Zen 4 and later.
 #include <immintrin.h>
 
 #include "tight_blocks.h"
@@ -30,9 +30,10 @@ struct TightAvx512 {
       if constexpr (W == 1) {
         exponents = _mm512_srli_epi16(load(units), shift);
       } else if constexpr (W == 2) {
-        alignas(64) static constexpr auto kEven = even_bytes();
-        exponents = _mm512_permutex2var_epi8(_mm512_srli_epi16(load(units), shift), load(kEven.data),
-                                             _mm512_srli_epi16(load(units + 64), shift));
+        const __m512i low = _mm512_srli_epi16(load(units), shift);
+        const __m512i high = _mm512_srli_epi16(load(units + 64), shift);
+        const __m512i first = _mm512_castsi256_si512(_mm512_cvtepi16_epi8(low));
+        exponents = _mm512_inserti64x4(first, _mm512_cvtepi16_epi8(high), 1);
       } else {
         const __m128i a = _mm512_cvtepi32_epi8(_mm512_srli_epi32(load(units), shift));
         const __m128i b = _mm512_cvtepi32_epi8(_mm512_srli_epi32(load(units + 64), shift));
@@ -59,16 +60,6 @@ struct TightAvx512 {
 
   static std::uint64_t select(std::uint64_t mask, std::uint64_t rank) noexcept {
     return _pdep_u64(std::uint64_t{1} << rank, mask);
-  }
-
- private:
-  struct Bytes {
-    std::uint8_t data[kBlock];
-  };
-  static constexpr Bytes even_bytes() noexcept {
-    Bytes out{};
-    for (std::size_t i = 0; i < kBlock; ++i) out.data[i] = static_cast<std::uint8_t>(2 * i);
-    return out;
   }
 };
 

@@ -3,13 +3,15 @@
 // long as the kernels may touch, so that the address sanitizer sees every step beyond.
 //
 //   test_tight [rounds] [seed]
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <memory>
+#include <cstring>
 #include <random>
 #include <vector>
 
-#include "tight_blocks.h"
+#include "kernels.h"
+#include "tight.h"
 
 namespace {
 
@@ -27,19 +29,11 @@ std::uint64_t below(std::uint64_t limit) { return random_bits() % limit; }
 #define CHECK(condition) \
   if (!(condition)) fail(#condition, __LINE__)
 
-struct NamedTable {
-  const char* name;
-  const TightTable* table;
-};
-
-std::vector<NamedTable> tables() {
-  std::vector<NamedTable> out{{"scalar", &scalar_tight_table}};
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2")) out.push_back({"avx2", &avx2_tight_table});
-  if (__builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bw")) {
-    out.push_back({"avx512", &avx512_tight_table});
+std::vector<Isa> isas() {
+  std::vector<Isa> out;
+  for (int isa = 0; isa < kIsaCount; ++isa) {
+    if (isa_available(static_cast<Isa>(isa))) out.push_back(static_cast<Isa>(isa));
   }
-#endif
   return out;
 }
 
@@ -126,12 +120,13 @@ RankedCase rank_plainly(const Case& in) {
   return out;
 }
 
-RankedCase rank_with(const TightTable& table, const Case& in) {
+RankedCase rank_with(Isa isa, const Case& in) {
+  CHECK(select_isa(isa));
   RankedCase out{std::vector<std::uint64_t>(in.map.count), std::vector<std::uint64_t>(in.map.count),
                  std::vector<std::uint32_t>(in.offsets.size()), std::vector<std::uint32_t>(in.offsets.size())};
   const RankTask task{in.fresh.data(),     in.units,  in.offsets.data(),   in.old_bits.data(), in.offsets.size(),
                       in.map,              out.members.data(), out.changes.data(), out.ranks.data(), out.order.data()};
-  CHECK(table.rank(task, in.unit_bytes).status == TightStatus::ok);
+  CHECK(rank_changes(task, in.unit_bytes).status == TightStatus::ok);
   return out;
 }
 
@@ -202,7 +197,8 @@ struct Decoded {
   bool operator==(const Decoded&) const = default;
 };
 
-Decoded decode(const TightTable& table, const Case& in, const std::vector<ClassEntry>& entries, const Coded& coded) {
+Decoded decode(Isa isa, const Case& in, const std::vector<ClassEntry>& entries, const Coded& coded) {
+  CHECK(select_isa(isa));
   std::size_t changes = 0, marks = 0;
   for (const auto& entry : entries) changes += entry.changes, marks += entry.marks;
   Decoded out{TightStatus::ok, TightStatus::ok, std::vector<std::uint32_t>(marks), std::vector<std::uint32_t>(changes),
@@ -214,7 +210,7 @@ Decoded decode(const TightTable& table, const Case& in, const std::vector<ClassE
   for (std::size_t i = 0; i < changes; ++i) CHECK(unit_at(out.zigzag, in.unit_bytes, i) != 0);
   const FindTask task{in.base.data(),     in.units,         in.map, entries.data(), out.marks.data(), out.offsets.data(),
                       out.order.data(), out.old_bits.data()};
-  out.found = table.find(task, in.unit_bytes).status;
+  out.found = find_changes(task, in.unit_bytes).status;
   for (std::size_t i = 0; out.found == TightStatus::ok && i < changes; ++i) {
     CHECK(out.offsets[i] < in.units && (i == 0 || out.offsets[i - 1] < out.offsets[i]) && out.order[i] < changes);
   }
@@ -260,15 +256,15 @@ void run_round() {
   if (below(2) == 0) damage(broken.unary);
   if (below(2) == 0) damage(broken.fields);
   if (below(2) == 0) damage(in, broken_entries);
-  const Decoded expected_broken = decode(scalar_tight_table, in, broken_entries, broken);
-  for (const auto& [name, table] : tables()) {
-    CHECK(rank_with(*table, in) == ranked);
-    const Decoded decoded = decode(*table, in, lists.entries, coded);
+  const Decoded expected_broken = decode(Isa::scalar, in, broken_entries, broken);
+  for (const Isa isa : isas()) {
+    CHECK(rank_with(isa, in) == ranked);
+    const Decoded decoded = decode(isa, in, lists.entries, coded);
     CHECK(decoded.read == TightStatus::ok && decoded.found == TightStatus::ok);
     CHECK(decoded.marks == lists.marks && decoded.zigzag == lists.zigzag);
     CHECK(decoded.offsets == in.offsets && decoded.old_bits == in.old_bits);
     for (std::size_t i = 0; i < decoded.order.size(); ++i) CHECK(ranked.order[decoded.order[i]] == i);
-    CHECK(decode(*table, in, broken_entries, broken) == expected_broken);
+    CHECK(decode(isa, in, broken_entries, broken) == expected_broken);
   }
 }
 
@@ -276,12 +272,13 @@ void check_offsets_that_lie() {
   const Bytes units(2 * 200), old_bits(2 * 3);
   const std::vector<std::vector<std::uint32_t>> bad = {{5, 5, 6}, {5, 4, 6}, {70, 5, 80}, {1, 2, 200}, {1, 199, 198}};
   for (const auto& offsets : bad) {
-    for (const auto& [name, table] : tables()) {
+    for (const Isa isa : isas()) {
+      CHECK(select_isa(isa));
       std::vector<std::uint64_t> members(16), changes(16);
       std::vector<std::uint32_t> ranks(3), order(3);
       const RankTask task{units.data(),   200,            offsets.data(), old_bits.data(), 3, {7, 255, 0, 16},
                           members.data(), changes.data(), ranks.data(),   order.data()};
-      CHECK(table->rank(task, 2).status == TightStatus::not_ascending);
+      CHECK(rank_changes(task, 2).status == TightStatus::not_ascending);
     }
   }
 }
@@ -294,7 +291,7 @@ int main(int count, char** arguments) {
   check_offsets_that_lie();
   for (long round = 0; round < rounds; ++round) run_round();
   std::printf("%ld rounds on", rounds);
-  for (const auto& [name, table] : tables()) std::printf(" %s", name);
+  for (const Isa isa : isas()) std::printf(" %s", isa_name(isa));
   std::printf(": all equal\n");
   return 0;
 }

@@ -98,7 +98,9 @@ def _describe(ranked: Ranked, zigzag: Bits) -> list[ClassEntry]:
     large_at = np.flatnonzero(zigzag > 2)
     large_bounds = np.searchsorted(large_at, bounds)
     # Half the zigzag is the excess and one, or two if the step is up: near enough to choose bits.
-    logs = np.concatenate(([0.0], np.cumsum(np.log2((zigzag[large_at] >> 1).astype(np.float64)))))
+    # Its logarithm is taken as linear between powers of two, which is the same on every machine.
+    fractions, tops = np.frexp((zigzag[large_at] >> 1).astype(np.float64))
+    logs = np.concatenate(([0.0], np.cumsum(tops + 2 * fractions - 2)))
     log_sums = np.diff(logs[large_bounds]).tolist()
     counts = zip(
         ranked.members.tolist(),

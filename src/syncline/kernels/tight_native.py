@@ -5,13 +5,12 @@ Memory is allocated here, the status is turned into the reference's errors, and 
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from syncline.kernels import reference
+from syncline.kernels import _native, reference
 from syncline.kernels import tight_reference as errors
 from syncline.types import Bits, unsigned
 
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 U8 = NDArray[np.uint8]
 U32 = NDArray[np.uint32]
 I64 = NDArray[np.int64]
-
-_native: Any = import_module("syncline.kernels._native")
 
 # As in native/include/tight.h.
 _BEYOND_MEMBERS, _WRONG_CHANGES, _NOT_ASCENDING = 1, 2, 3
@@ -36,9 +33,9 @@ def rank_changes(
     members, changes = np.empty(classes.count, np.uint64), np.empty(classes.count, np.uint64)
     ranks, order = np.empty(offsets.size, np.uint32), np.empty(offsets.size, np.uint32)
     status, _, _ = _native.tight_rank(
-        new.view(np.uint8),
+        new,
         _aligned(offsets),
-        old_bits.view(np.uint8),
+        old_bits,
         new.itemsize,
         _map(classes),
         members,
@@ -59,14 +56,14 @@ def find_changes(
     offsets, order = np.empty(count, np.uint32), np.empty(count, np.uint32)
     old_bits = np.empty(count, base.dtype)
     status, index, value = _native.tight_find(
-        base.view(np.uint8),
+        base,
         base.itemsize,
         _map(classes),
         _numbers(entries),
         _aligned(marks),
         offsets,
         order,
-        old_bits.view(np.uint8),
+        old_bits,
     )
     if status == _BEYOND_MEMBERS:
         raise errors.beyond_members(index, value)
@@ -80,7 +77,7 @@ def write_lists(entries: list[ClassEntry], marks: U32, zigzag: Bits) -> tuple[U8
     unary_bits, field_bits = _most_bits(entries, marks, 8 * zigzag.itemsize)
     unary, fields = np.zeros(unary_bits // 8 + 1, np.uint8), np.empty(field_bits // 8 + 1, np.uint8)
     unary_bytes, field_bytes = _native.tight_write(
-        _numbers(entries), _aligned(marks), zigzag.view(np.uint8), zigzag.itemsize, unary, fields
+        _numbers(entries), _aligned(marks), zigzag, zigzag.itemsize, unary, fields
     )
     return unary[:unary_bytes], fields[:field_bytes]
 
@@ -107,7 +104,7 @@ def read_lists(
     marks = np.empty(sum(entry.marks for entry in entries), np.uint32)
     zigzag: Bits = np.empty(sum(entry.changes for entry in entries), unsigned(unit_bytes))
     status, index, value = _native.tight_read(
-        _numbers(entries), unary, fields, units, unit_bytes, marks, zigzag.view(np.uint8)
+        _numbers(entries), unary, fields, units, unit_bytes, marks, zigzag
     )
     if status == _WRONG_UNARY:
         raise errors.wrong_unary(errors.count_ones(entries), unary.size)
