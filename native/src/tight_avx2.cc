@@ -7,6 +7,9 @@ namespace syncline {
 namespace {
 
 struct TightAvx2 {
+  template <unsigned C>
+  using Left = PlainLeft<C>;
+
   static __m256i load(const unsigned char* at) noexcept {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
   }

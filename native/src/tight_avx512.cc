@@ -1,4 +1,4 @@
-// The passes of `tight` with AVX-512 and BMI2: Ice Lake, Zen 4 and later.
+// The passes of `tight` with AVX-512 (VPOPCNTDQ among it) and BMI2: Ice Lake, Zen 4 and later.
 #include <immintrin.h>
 
 #include "tight_blocks.h"
@@ -6,7 +6,42 @@
 namespace syncline {
 namespace {
 
+template <unsigned C>
+class VectorLeft {
+ public:
+  explicit VectorLeft(const std::int64_t* left) noexcept {
+    for (unsigned v = 0; v < kVectors; ++v) left_[v] = _mm512_loadu_si512(left + 8 * v);
+  }
+  unsigned take(const std::uint64_t* members) noexcept {
+    unsigned short_of = 0;
+    for (unsigned v = 0; v < kVectors; ++v) {
+      left_[v] = _mm512_sub_epi64(left_[v], _mm512_popcnt_epi64(_mm512_load_si512(members + 8 * v)));
+      short_of |= static_cast<unsigned>(_mm512_movepi64_mask(left_[v])) << 8 * v;
+    }
+    return short_of;
+  }
+  std::int64_t get(unsigned c) const noexcept {
+    const __m512i lane = _mm512_set1_epi64(c);
+    __m512i found = _mm512_permutexvar_epi64(lane, left_[0]);
+    if (kVectors == 2 && c >= 8) found = _mm512_permutexvar_epi64(lane, left_[kVectors - 1]);
+    return _mm_cvtsi128_si64(_mm512_castsi512_si128(found));
+  }
+  void set(unsigned c, std::int64_t left) noexcept {
+    for (unsigned v = 0; v < kVectors; ++v) {
+      const auto lane = static_cast<__mmask8>((1u << c) >> 8 * v);
+      left_[v] = _mm512_mask_set1_epi64(left_[v], lane, left);
+    }
+  }
+
+ private:
+  static constexpr unsigned kVectors = (C + 7) / 8;
+  __m512i left_[kVectors];
+};
+
 struct TightAvx512 {
+  template <unsigned C>
+  using Left = VectorLeft<C>;
+
   static __m512i load(const unsigned char* at) noexcept { return _mm512_loadu_si512(at); }
 
   // Exponents of 64 units as bytes, less the lowest and clamped.

@@ -78,31 +78,37 @@ inline void classify_some(const unsigned char* units, std::size_t count, const C
   }
 }
 
-// `C` is the number of classes, rounded up: a constant, so that loops over classes are unrolled.
+// `C` is the number of classes, rounded up: a constant, so that loops over classes are unrolled. So many blocks
+// are classified before any is looked at, so that vectors load what scalars have long stored.
+constexpr std::size_t kAhead = 8;
+
 template <typename V, std::size_t W, unsigned C>
-inline void classify(const unsigned char* units, std::size_t count, const ClassMap& map, Block* block) noexcept {
-  if (count == kBlock) [[likely]] {
-    V::template classify<W, C>(units, map, block);
-  } else {
-    classify_some<W, C>(units, count, map, block);
-  }
+inline void classify_ahead(const unsigned char* units, std::size_t first, std::size_t last, const ClassMap& map,
+                           Block* block) noexcept {
+  for (; last - first >= kBlock; first += kBlock, ++block) V::template classify<W, C>(units + first * W, map, block);
+  if (first != last) classify_some<W, C>(units + first * W, last - first, map, block);
 }
 
+// How many members of each class there are up to its next mark, for instruction sets that count one by one.
 template <unsigned C>
-inline void add_counts(std::uint64_t* sums, const std::uint64_t* members) noexcept {
-  for (unsigned c = 0; c < C; ++c) sums[c] += static_cast<unsigned>(std::popcount(members[c]));
-}
-
-// Returns one bit for each class of which less than nothing is left.
-template <unsigned C>
-inline unsigned take_counts(std::int64_t* left, const std::uint64_t* members) noexcept {
-  unsigned short_of = 0;
-  for (unsigned c = 0; c < C; ++c) {
-    left[c] -= std::popcount(members[c]);
-    short_of |= static_cast<unsigned>(left[c] < 0) << c;
+class PlainLeft {
+ public:
+  explicit PlainLeft(const std::int64_t* left) noexcept { std::copy_n(left, kMaxClasses, left_); }
+  // Takes a block's members off; returns one bit for each class of which less than nothing is left.
+  unsigned take(const std::uint64_t* members) noexcept {
+    unsigned short_of = 0;
+    for (unsigned c = 0; c < C; ++c) {
+      left_[c] -= std::popcount(members[c]);
+      short_of |= static_cast<unsigned>(left_[c] < 0) << c;
+    }
+    return short_of;
   }
-  return short_of;
-}
+  std::int64_t get(unsigned c) const noexcept { return left_[c]; }
+  void set(unsigned c, std::int64_t left) noexcept { left_[c] = left; }
+
+ private:
+  std::int64_t left_[kMaxClasses];
+};
 
 // Where the changes of each class begin among all of them, by the classes of the old bits.
 template <std::size_t W>
@@ -121,26 +127,32 @@ TightOutcome rank_width(const RankTask& task) noexcept {
   std::uint32_t next[kMaxClasses];
   alignas(64) std::uint64_t seen[kMaxClasses] = {};
   count_changes<W>(task, next);
-  Block block = {};
+  Block blocks[kAhead] = {};
   std::size_t change = 0;
-  for (std::size_t at = 0; at < task.count; at += kBlock) {
-    const std::size_t units = std::min(kBlock, task.count - at);
-    classify<V, W, C>(task.units + at * W, units, task.map, &block);
-    for (std::size_t least = at; change < task.changes && task.offsets[change] < at + units; ++change) {
-      const std::size_t offset = task.offsets[change];
-      if (offset < least) return {TightStatus::not_ascending, change, 0};
-      least = offset + 1;
-      // The base, not what has become of it, says the class.
-      const unsigned c = class_of(unit_at<W>(task.old_bits, change), task.map);
-      const unsigned now = block.class_of[offset - at];
-      const std::uint64_t bit = std::uint64_t{1} << (offset - at);
-      block.members[now] &= ~bit;
-      block.members[c] |= bit;
-      const auto before = static_cast<unsigned>(std::popcount(block.members[c] & (bit - 1)));
-      task.ranks[next[c]] = static_cast<std::uint32_t>(seen[c] + before);
-      task.order[next[c]++] = static_cast<std::uint32_t>(change);
+  for (std::size_t first = 0; first < task.count; first += kAhead * kBlock) {
+    const std::size_t last = std::min(first + kAhead * kBlock, task.count);
+    classify_ahead<V, W, C>(task.units, first, last, task.map, blocks);
+    Block* block = blocks;
+    for (std::size_t at = first; at < last; at += kBlock, ++block) {
+      const std::size_t end = std::min(at + kBlock, last);
+      for (std::size_t least = at; change < task.changes && task.offsets[change] < end; ++change) {
+        const std::size_t offset = task.offsets[change];
+        if (offset < least) return {TightStatus::not_ascending, change, 0};
+        least = offset + 1;
+        const std::uint64_t bit = std::uint64_t{1} << (offset - at);
+        // The base, not what has become of it, says the class.
+        const unsigned c = class_of(unit_at<W>(task.old_bits, change), task.map);
+        const unsigned now = block->class_of[offset - at];
+        if (c != now) [[unlikely]] {
+          block->members[now] &= ~bit;
+          block->members[c] |= bit;
+        }
+        const auto before = static_cast<unsigned>(std::popcount(block->members[c] & (bit - 1)));
+        task.ranks[next[c]] = static_cast<std::uint32_t>(seen[c] + before);
+        task.order[next[c]++] = static_cast<std::uint32_t>(change);
+      }
+      for (unsigned c = 0; c < C; ++c) seen[c] += static_cast<unsigned>(std::popcount(block->members[c]));
     }
-    add_counts<C>(seen, block.members);
   }
   if (change < task.changes) return {TightStatus::not_ascending, change, 0};
   for (unsigned c = 0; c < task.map.count; ++c) task.members[c] = seen[c];
@@ -149,7 +161,7 @@ TightOutcome rank_width(const RankTask& task) noexcept {
 
 // One class on the way through a base.
 struct Walk {
-  alignas(64) std::int64_t left[kMaxClasses];  // members from here up to the next mark
+  std::int64_t left[kMaxClasses];          // at first: members up to the next mark
   const std::uint32_t* mark[kMaxClasses];  // that mark, and where they end
   const std::uint32_t* end[kMaxClasses];
   std::uint32_t next[kMaxClasses];  // index of the next change of the class
@@ -178,11 +190,11 @@ inline Walk begin_walk(const FindTask& task) noexcept {
 }
 
 // The marked ones of a block's members of class `c`, of which there is at least one: `left` is below 0.
-template <typename V>
-inline std::uint64_t take_marks(Walk* walk, unsigned c, std::uint64_t members) noexcept {
+template <typename V, typename Left>
+inline std::uint64_t take_marks(Walk* walk, Left* all_left, unsigned c, std::uint64_t members) noexcept {
   const int count = std::popcount(members);
   std::uint64_t marked = 0;
-  std::int64_t left = walk->left[c];
+  std::int64_t left = all_left->get(c);
   const std::uint32_t* mark = walk->mark[c];
   do {
     marked |= V::select(members, static_cast<std::uint64_t>(left + count));
@@ -190,7 +202,7 @@ inline std::uint64_t take_marks(Walk* walk, unsigned c, std::uint64_t members) n
     left = mark != walk->end[c] ? left + (*mark - passed) : kNoMark;
   } while (left < 0);
   walk->mark[c] = mark;
-  walk->left[c] = left;
+  all_left->set(c, left);
   return marked;
 }
 
@@ -221,22 +233,26 @@ inline TightOutcome end_walk(const FindTask& task, const Walk& walk) noexcept {
 template <typename V, std::size_t W, unsigned C>
 TightOutcome find_width(const FindTask& task) noexcept {
   Walk walk = begin_walk(task);
-  Block block = {};
+  typename V::template Left<C> left(walk.left);
+  Block blocks[kAhead] = {};
   std::size_t found = 0;
-  for (std::size_t at = 0; at < task.count; at += kBlock) {
-    const std::size_t units = std::min(kBlock, task.count - at);
-    classify<V, W, C>(task.base + at * W, units, task.map, &block);
-    std::uint64_t changed = 0;
-    for (unsigned hits = take_counts<C>(walk.left, block.members); hits != 0; hits &= hits - 1) {
-      const auto c = static_cast<unsigned>(std::countr_zero(hits));
-      changed |= take_marks<V>(&walk, c, block.members[c]);
+  for (std::size_t first = 0; first < task.count; first += kAhead * kBlock) {
+    const std::size_t last = std::min(first + kAhead * kBlock, task.count);
+    classify_ahead<V, W, C>(task.base, first, last, task.map, blocks);
+    const Block* block = blocks;
+    for (std::size_t at = first; at < last; at += kBlock, ++block) {
+      std::uint64_t changed = 0;
+      for (unsigned hits = left.take(block->members); hits != 0; hits &= hits - 1) {
+        const auto c = static_cast<unsigned>(std::countr_zero(hits));
+        changed |= take_marks<V>(&walk, &left, c, block->members[c]);
+      }
+      for (unsigned rest = walk.inverted; rest != 0; rest &= rest - 1) {
+        changed ^= block->members[static_cast<unsigned>(std::countr_zero(rest))];
+      }
+      if (changed == 0) continue;
+      const unsigned wrong = emit_changes<W>(task, &walk, *block, at, changed, &found);
+      if (wrong != kMaxClasses) return {TightStatus::wrong_changes, wrong, 0};
     }
-    for (unsigned rest = walk.inverted; rest != 0; rest &= rest - 1) {
-      changed ^= block.members[static_cast<unsigned>(std::countr_zero(rest))];
-    }
-    if (changed == 0) continue;
-    const unsigned wrong = emit_changes<W>(task, &walk, block, at, changed, &found);
-    if (wrong != kMaxClasses) return {TightStatus::wrong_changes, wrong, 0};
   }
   return end_walk(task, walk);
 }

@@ -5,6 +5,9 @@ namespace syncline {
 namespace {
 
 struct Scalar {
+  template <unsigned C>
+  using Left = PlainLeft<C>;
+
   template <std::size_t W, unsigned C>
   static void classify(const unsigned char* units, const ClassMap& map, Block* block) noexcept {
     classify_some<W, C>(units, kBlock, map, block);
