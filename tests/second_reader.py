@@ -623,6 +623,8 @@ def read_version(run: Path, m: Manifest, before: Tensors) -> Tensors:
         now = [(t.name, t.dtype, t.shape) for t in m.table]
         then = [(name, dtype, shape) for name, (dtype, shape, _) in before.items()]
         need(now == then, f"{directory}: not the tensors of the base")
+    extra = {path.name for path in directory.glob("*.safetensors")} - {p.path for p in m.parts}
+    need(not extra, f"{directory}: {sorted(extra)} are not in the manifest")
     for file in m.files:
         file.read(directory)
     payloads: dict[str, bytes] = {}

@@ -3,6 +3,9 @@
     SynclineError
     ├─ ConfigError (ValueError)            the caller's fault, found before any I/O
     ├─ LayoutError (ValueError)            a name, dtype or shape does not fit
+    ├─ PlanError                           shards cannot be moved as asked
+    │  ├─ CoverageError                    a gap, an overlap, an unknown or unused name; lists the boxes
+    │  └─ PlanDisagreementError            two sides computed different plans
     ├─ FormatError (ValueError)            bytes are not a legal manifest, part or payload
     ├─ CodecError (ValueError)             legal bytes that cannot be encoded or decoded
     ├─ TransportError                      bytes could not be moved
@@ -49,6 +52,18 @@ class ConfigError(SynclineError, ValueError):
 
 class LayoutError(SynclineError, ValueError):
     """A tensor's name, dtype or shape is not the one that the base declares."""
+
+
+class PlanError(SynclineError):
+    """A plan for moving shards cannot be made or followed; no byte has moved."""
+
+
+class CoverageError(PlanError):
+    """Blocks do not tile what they should: a gap, an overlap, or an unknown or unused name."""
+
+
+class PlanDisagreementError(PlanError):
+    """Two sides computed different plans; the message carries both digests."""
 
 
 class FormatError(SynclineError, ValueError):

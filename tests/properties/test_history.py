@@ -111,7 +111,7 @@ class HistoryMachine(RuleBasedStateMachine):
 
     @rule(fail_in=st.integers(1, 14), after_effect=st.booleans(), full=st.booleans())
     def publish_fails(self, fail_in: int, after_effect: bool, full: bool) -> None:
-        before = self.publisher.version
+        before = self.current_version()
         self.store.fail_in, self.store.after_effect = fail_in, after_effect
         try:
             report = self.publisher.publish(self.weights, full=full)
@@ -177,5 +177,5 @@ class HistoryMachine(RuleBasedStateMachine):
             assert versions == len(self.published)
 
 
-HistoryMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+HistoryMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
 TestHistory = HistoryMachine.TestCase

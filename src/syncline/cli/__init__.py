@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from syncline.cli import check, output, run, versions
+from syncline.cli import check, output, plan, run, versions
 from syncline.errors import SynclineError
 
 
@@ -16,7 +16,7 @@ def group() -> None:
     """Keep inference engines bit-identical to a trainer at about one percent of the bytes."""
 
 
-for module in (versions, check, run):
+for module in (versions, check, plan, run):
     for command in module.COMMANDS:
         group.add_command(command)
 

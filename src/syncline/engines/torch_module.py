@@ -64,11 +64,12 @@ class TorchModule(Engine):
             raise ConfigError("names: two entries of the state dict have the same canonical name")
         self._held: HeldVersion | None = None
         self._held_memory: tuple[object, ...] = ()
-        self._live()
+        self._walked = self._live()
 
     def tensors(self) -> Tied:
         """Return the tensors by canonical name, each memory listed once; see `Tied`."""
-        live = self._live()
+        # Walking a module is slow, so views are taken of what this walk found.
+        live = self._walked = self._live()
         metas = {name: torch_meta(name, tensor) for name, tensor in live.items()}
         return Tied(MappingProxyType(metas), MappingProxyType(_aliases(live)))
 
@@ -81,15 +82,20 @@ class TorchModule(Engine):
     def view(self, name: str) -> Bits:
         """Return the bits of a tensor; see `Engine.view`.
 
-        Aliasing: a view of the parameter if it is contiguous and in host memory, else a copy.
+        Aliasing: a view of the parameter if it is contiguous and in host memory, else a copy; of the
+        parameter that the last call of `tensors` found.
         """
-        bits = as_bits(name, self._live()[name])[1].view()
+        bits = as_bits(name, self._walked[name])[1].view()
         bits.flags.writeable = False
         return bits
 
     def apply(self, records: Iterable[Record], held: HeldVersion) -> None:
         """Overwrite what the records list; see `Engine.apply`."""
         live = self._live()
+        if identity(live) != identity(self._walked):
+            raise LayoutError(
+                "a parameter of the module was replaced during the update; nothing was written; call again"
+            )
         metas = {name: torch_meta(name, tensor) for name, tensor in live.items()}
         try:
             apply_in_memory(records, metas, TorchTarget(live))

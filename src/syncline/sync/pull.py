@@ -101,6 +101,7 @@ class Pull:
         seeds = kernels.seeds(meta.name)
         engine_bits = self._engine.view(meta.name)
         total = ZERO if before is None else before
+        changed = 0
         pieces = iter(codecs.get(_encoding(entry)).decode(meta, payload, engine_bits))
         while True:
             with self._phases("decode"):
@@ -112,9 +113,16 @@ class Pull:
                     total += kernels.fingerprint(_span(entry, piece).bits, piece.start, seeds)
                 else:
                     total += record_fingerprint(record, seeds)
-                self.changed += record.new_bits.size
+                changed += changed_units(record)
             if record.new_bits.size:
                 yield record
+        self.changed += changed
+        if before is not None and changed != entry.changed:
+            raise FormatError(
+                f"tensor {meta.name!r}: the manifest announces {entry.changed} changed units, its "
+                f"payload changes {changed}",
+                tensor=meta.name,
+            )
         _check_fingerprint(entry, total)
 
     def _tensors(self, manifest: Manifest) -> Iterator[tuple[TensorMeta, Iterator[Span]]]:
@@ -152,6 +160,13 @@ def to_record(meta: TensorMeta, piece: Changes | Span, engine_bits: Bits) -> Rec
     if offsets.size > _DENSE_SHARE * window.size:
         return Record(meta.name, piece.start, None, window.copy(), piece.bits)
     return Record(meta.name, piece.start, offsets, old_bits, new_bits)
+
+
+def changed_units(record: Record) -> int:
+    """Return how many units of a record really change; a dense one may repeat what stands there."""
+    if record.offsets is None:
+        return int(np.count_nonzero(record.old_bits != record.new_bits))
+    return record.offsets.size
 
 
 def record_fingerprint(record: Record, seeds: tuple[int, int]) -> Fingerprint:

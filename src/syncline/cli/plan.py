@@ -1,0 +1,148 @@
+"""`plan`: what would move between a trainer and engines, from a config and two meshes."""
+
+from __future__ import annotations
+
+import json
+from math import lcm
+from pathlib import Path
+from typing import Any
+
+import click
+
+from syncline.cli import output
+from syncline.cli.options import json_option
+from syncline.errors import ConfigError
+from syncline.layouts import EngineMesh, Layout, MegatronMesh, engine_layout, megatron_layout
+from syncline.plan import heat_map, load_of, make_plan, read_sizes, record, records, summary
+
+# 0: not given.
+_TRAINER = {
+    "world": 0,
+    "tp": 1,
+    "pp": 1,
+    "ep": 1,
+    "etp": 0,
+    "cp": 1,
+    "vpp": 1,
+    "first": 0,
+    "last": 0,
+}
+_ENGINE = {"tp": 1, "ep": 1, "replicas": 1, "redundant": 0}
+
+
+@click.command()
+@click.option(
+    "--model",
+    required=True,
+    metavar="CONFIG.json",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The checkpoint's config.",
+)
+@click.option("--trainer", default="", metavar="SIZES", help=f"Megatron: {', '.join(_TRAINER)}.")
+@click.option("--engine", default="", metavar="SIZES", help=f"Engines: {', '.join(_ENGINE)}.")
+@click.option(
+    "--bucket-mb",
+    type=click.IntRange(min=1),
+    default=1000,
+    show_default=True,
+    help="What a rank may stage at a time.",
+)
+@click.option("--tensor", metavar="NAME", help="Print the record of this tensor as JSON.")
+@click.option("--records", "all_records", is_flag=True, help="Print all records as JSON lines.")
+@json_option
+def plan(
+    model: Path,
+    trainer: str,
+    engine: str,
+    bucket_mb: int,
+    tensor: str | None,
+    all_records: bool,
+    as_json: bool,
+) -> None:
+    """Plan how weights go from a Megatron trainer to engines; reads the config and nothing else."""
+    config = _read_config(model)
+    sizes = read_sizes(engine, _ENGINE)
+    source = megatron_layout(config, _trainer_mesh(trainer))
+    engine_mesh = EngineMesh(sizes["tp"], ep=sizes["ep"], redundant=sizes["redundant"])
+    target = engine_layout(config, engine_mesh)
+    if tensor is not None:
+        output.show_json(record(tensor, source, target))
+    elif all_records:
+        for entry in records(source, target):
+            output.show_json(entry)
+    else:
+        _show_plan(source, target, sizes["replicas"], bucket_mb * 1_000_000, as_json=as_json)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_text())
+    except ValueError as error:
+        raise ConfigError(f"{path}: expected a config in JSON, found {error}") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path}: expected a JSON object, found {type(config).__name__}")
+    return config
+
+
+def _trainer_mesh(text: str) -> MegatronMesh:
+    """Return the mesh that sizes describe, of as few ranks as they allow where `world` is not given."""
+    sizes = read_sizes(text, _TRAINER)
+    etp = sizes["etp"] or sizes["tp"]
+    fewest = sizes["pp"] * lcm(sizes["tp"] * sizes["cp"], etp * sizes["ep"])
+    return MegatronMesh(
+        sizes["world"] or fewest,
+        tp=sizes["tp"],
+        pp=sizes["pp"],
+        ep=sizes["ep"],
+        etp=etp,
+        cp=sizes["cp"],
+        vpp=sizes["vpp"],
+        first_layers=sizes["first"] or None,
+        last_layers=sizes["last"] or None,
+    )
+
+
+def _show_plan(
+    source: Layout, target: Layout, engines: int, limit_bytes: int, *, as_json: bool
+) -> None:
+    unused = [name for name in source.catalog if name not in target.catalog]
+    made = make_plan(source, target, engines=engines, limit_bytes=limit_bytes, unused=unused)
+    load = load_of(made)
+    figures = summary(made, load, source, target)
+    if as_json:
+        output.show_json({**figures, "unused": unused, "links_bytes": load.links.tolist()})
+        return
+    size, tightest = output.size, figures["tightest"]
+    rows = [
+        ("tensors, bytes", f"{figures['tensors']:,}, {size(figures['model_bytes'])}"),
+        ("engines, buckets", f"{engines:,}, {figures['buckets']:,}"),
+        ("moved, of that repeated", _pair(figures["moved_bytes"], figures["repeated_bytes"])),
+        *(
+            (f"{what} by a rank: least, mean, most", ", ".join(size(n) for n in spread.values()))
+            for what, spread in (
+                ("sent", figures["sent_bytes"]),
+                ("received", figures["received_bytes"]),
+            )
+        ),
+        ("links, the busiest", f"{figures['links']:,}, {size(figures['link_bytes_max'])}"),
+        ("staged at most by a rank", size(figures["staged_bytes"])),
+        (
+            "tightest rank, its memory",
+            f"{tightest['side']} {tightest['rank']}, {size(tightest['bytes'])}",
+        ),
+        ("digest", figures["digest"]),
+    ]
+    output.show_table("plan", ("", "figure"), rows)
+    if unused:
+        output.show_line(
+            f"warning: {len(unused)} tensors of the trainer go to no engine, first {unused[0]}"
+        )
+    output.show_line("bytes from trainer ranks (down) to engine ranks (across):")
+    output.show_line(heat_map(load))
+
+
+def _pair(whole: int, of_that: int) -> str:
+    return f"{output.size(whole)}, {output.size(of_that)}"
+
+
+COMMANDS = (plan,)

@@ -1,0 +1,30 @@
+"""Plans: from the layout of a trainer and the layout of an engine, who sends what to whom.
+
+Pure geometry: sees metadata, never an element; the same plan on every rank, with a digest to prove it.
+"""
+
+from syncline.plan.describe import heat_map, read_sizes, record, records, summary
+from syncline.plan.move import Mover, execute, incoming, outgoing, receive, send
+from syncline.plan.pieces import Piece, intersect
+from syncline.plan.planner import Load, Plan, Transfer, load_of, make_plan
+
+__all__ = [
+    "Load",
+    "Mover",
+    "Piece",
+    "Plan",
+    "Transfer",
+    "execute",
+    "heat_map",
+    "incoming",
+    "intersect",
+    "load_of",
+    "make_plan",
+    "outgoing",
+    "read_sizes",
+    "receive",
+    "record",
+    "records",
+    "send",
+    "summary",
+]

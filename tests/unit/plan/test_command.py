@@ -1,0 +1,83 @@
+"""`syncline plan`, as a person and as a program see it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from syncline.cli import group, main
+
+CONFIG = {
+    "model_type": "deepseek_v3",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "kv_lora_rank": 8,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "n_routed_experts": 8,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1,
+    "vocab_size": 128,
+    "num_nextn_predict_layers": 1,
+}
+SIZES = ["--trainer", "tp=2,pp=2,ep=4,etp=1", "--engine", "tp=4,ep=4,replicas=3"]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG))
+    return str(path)
+
+
+def test_a_plan_is_shown(config: str) -> None:
+    result = CliRunner().invoke(group, ["plan", "--model", config, *SIZES])
+    assert result.exit_code == 0, result.output
+    assert "tightest rank" in result.output
+    assert "tensors of the trainer go to no engine, first model.layers.4." in result.output
+    assert "@" in result.output
+
+
+def test_a_plan_is_json(config: str) -> None:
+    result = CliRunner().invoke(group, ["plan", "--model", config, *SIZES, "--json"])
+    found = json.loads(result.output)
+    assert len(found["links_bytes"]) == 8
+    assert {len(row) for row in found["links_bytes"]} == {12}
+    assert sum(map(sum, found["links_bytes"])) == found["moved_bytes"]
+    assert all(".4." in name for name in found["unused"])
+
+
+def test_a_tensor_has_a_record(config: str) -> None:
+    name = "model.layers.3.mlp.experts.5.up_proj.weight"
+    result = CliRunner().invoke(group, ["plan", "--model", config, *SIZES, "--tensor", name])
+    found = json.loads(result.output)
+    assert [place["rank"] for place in found["sources"]] == [6]
+    assert [place["rank"] for place in found["targets"]] == [2]
+    lines = CliRunner().invoke(group, ["plan", "--model", config, *SIZES, "--records"]).output
+    assert found in [json.loads(line) for line in lines.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--trainer", "tp=3"], "cannot be cut into 3 equal parts"),
+        (["--trainer", "depth=3"], "'depth=3' is not NAME=NUMBER"),
+        (["--engine", "tp=4,ep=2"], "ep is 1 or tp"),
+        (["--tensor", "model.nothing"], "in neither layout"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_line(
+    config: str, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["plan", "--model", config, *arguments])
+    error = capsys.readouterr().err
+    assert exit_.value.code == 1
+    assert message in error
+    assert error.count("\n") == 1
