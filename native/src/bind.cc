@@ -1,37 +1,22 @@
 // What Python sees of the kernels: buffers are looked up, the GIL is let go, a status goes back. No loops.
 //
-// Lengths, widths and contiguity were checked in src/syncline/kernels/__init__.py. Buffers are taken through the
-// buffer protocol, which, unlike array interfaces, hands over unaligned memory as it is.
+// Lengths, widths and contiguity were checked in src/syncline/kernels/__init__.py.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include "kernels.h"
+#include "view.h"
 
 namespace nb = nanobind;
+
+namespace syncline {
+void bind_tight(nanobind::module_& module);  // bind_tight.cc
+}
 
 namespace {
 
 using namespace syncline;
-
-class View {
- public:
-  View(nb::handle object, bool is_written) {
-    if (PyObject_GetBuffer(object.ptr(), &view_, is_written ? PyBUF_WRITABLE : PyBUF_SIMPLE) != 0) {
-      throw nb::python_error();
-    }
-  }
-  ~View() { PyBuffer_Release(&view_); }
-  View(const View&) = delete;
-  View& operator=(const View&) = delete;
-
-  unsigned char* bytes() const { return static_cast<unsigned char*>(view_.buf); }
-  std::uint32_t* offsets() const { return static_cast<std::uint32_t*>(view_.buf); }
-  std::size_t size_bytes() const { return static_cast<std::size_t>(view_.len); }
-
- private:
-  Py_buffer view_;
-};
 
 nb::tuple diff_(nb::handle old_bits, nb::handle new_bits, std::size_t begin, unsigned unit_bytes, bool refresh,
                 nb::handle offsets, nb::handle changed_old, nb::handle changed_new, std::size_t room) {
@@ -154,4 +139,5 @@ NB_MODULE(_native, m) {
   m.def("available_isas", &available_isas);
   m.def("select_isa", &select_isa_);
   m.def("selected_isa", [] { return std::string(isa_name(selected_isa())); });
+  bind_tight(m);
 }
