@@ -102,6 +102,14 @@ bool decode_gaps_(nb::handle low, unsigned low_bytes, nb::handle high, std::uint
              .status == Status::ok;
 }
 
+void xor_(nb::handle a, nb::handle b, nb::handle out) {
+  const View left(a, false);
+  const View right(b, false);
+  const View into(out, true);
+  const nb::gil_scoped_release unlocked;
+  xor_bytes(left.bytes(), right.bytes(), into.bytes(), into.size_bytes());
+}
+
 std::uint64_t read_words_(nb::handle first, nb::handle second) {
   const View a(first, false);
   const View b(second, false);
@@ -136,6 +144,7 @@ NB_MODULE(_native, m) {
   m.def("encode_gaps", &encode_gaps_);
   m.def("decode_gaps", &decode_gaps_);
   m.def("read_words", &read_words_);
+  m.def("xor", &xor_);
   m.def("available_isas", &available_isas);
   m.def("select_isa", &select_isa_);
   m.def("selected_isa", [] { return std::string(isa_name(selected_isa())); });
