@@ -10,6 +10,7 @@ from syncline import bench, codecs, kernels
 from syncline.bench import codecs as bench_codecs
 from syncline.bench import kernels as bench_kernels
 from syncline.cli import main
+from syncline.errors import CodecError
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +37,7 @@ def test_every_kernel_is_measured_against_the_roof() -> None:
 
 def test_a_codec_that_gives_other_bits_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "scatter", lambda target, offsets, bits: None)
-    with pytest.raises(codecs.CodecError, match="did not come back bit for bit"):
+    with pytest.raises(CodecError, match="did not come back bit for bit"):
         bench.bench_codecs(0.01)
 
 
