@@ -13,6 +13,7 @@ import zstandard
 from syncline import codecs, kernels
 from syncline.codecs import streams
 from syncline.codecs.packed import Packed
+from syncline.codecs.payload import varint
 from syncline.format import strict_json
 from syncline.types import Bits, TensorMeta, Window, unsigned
 
@@ -160,6 +161,10 @@ def write_foreign(directory: Path) -> None:
         for symbol_bits in (1, 2, 4, 8):
             payload = _packed(old, new, low_bytes, symbol_bits)
             payloads[f"packed-{low_bytes}-low-{symbol_bits}-bits"] = "packed", payload
+    for count in (1, 5, 16):
+        for marked in (False, True):
+            name = f"tight-{count}-classes-{'others' if marked else 'changes'}-marked"
+            payloads[name] = "tight", _tight(old, new, count, others_marked=marked)
     for name, (encoding, payload) in payloads.items():
         document = _tensor(meta, old) | {
             "new": new.tobytes().hex(),
@@ -185,6 +190,43 @@ def _packed(old: Bits, new: Bits, low_bytes: int, symbol_bits: int) -> bytes:
         contents += list(kernels.split_planes(excess))
     head = b"\x01\x02\x8c\x01\x8c\x01" + bytes([len(values), low_bytes, symbol_bits, excess.size])
     return head + streams.pack(contents)
+
+
+def _tight(old: Bits, new: Bits, count: int, *, others_marked: bool) -> bytes:
+    """Return a payload of one window of 140 units, from the page rather than from the codec."""
+    lowest, head, unary, fields = 117, b"", "", ""
+    classes = np.clip((old >> 7 & 0xFF).astype(int) - lowest, 0, count - 1)
+    for index in range(count):
+        gap_bits, run_bits, excess_bits = index % 4, index % 3, index % 7
+        members = np.flatnonzero(classes == index)
+        is_changed = old[members] != new[members]
+        steps = (new[members].astype(int) - old[members].astype(int) + 32768) % 65536 - 32768
+        steps = steps[is_changed]
+        ulps, is_large = np.abs(steps), np.abs(steps) > 1
+        if not steps.size:
+            head += b"\0"
+            continue
+        code = 128 * others_marked
+        head += bytes([steps.size, gap_bits + code])
+        head += bytes([np.count_nonzero(~is_changed)]) if others_marked else b""
+        head += bytes([np.count_nonzero(is_large)])
+        head += bytes([run_bits + code, excess_bits]) if is_large.any() else b""
+        # Strings of bits, the first one first; fields have their lowest bit first.
+        for marks, bits in ((is_changed, gap_bits), (is_large, run_bits))[: 1 + is_large.any()]:
+            places = np.flatnonzero(marks != others_marked)
+            for gap in np.diff(places, prepend=-1) - 1:
+                unary += "0" * (gap >> bits) + "1"
+                fields += f"{gap % 2**bits:0{bits}b}"[::-1] if bits else ""
+        for excess in ulps[is_large] - 2:
+            whole = f"{excess + 2**excess_bits:b}"
+            unary += "0" * (len(whole) - 1 - excess_bits) + "1"
+            fields += whole[:0:-1]
+        fields += "".join("1" if step < 0 else "0" for step in steps)
+    ones, lows = (
+        int(row[::-1] or "0", 2).to_bytes(-(-len(row) // 8), "little") for row in (unary, fields)
+    )
+    body = bytes([count, lowest]) + head + varint(len(ones)) + ones + lows
+    return b"\0\x02\x8c\x01\x8c\x01" + varint(len(body)) + body
 
 
 def _tensor(meta: TensorMeta, old: Bits) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """A second reader of a run at rest, written from the page `format.md` alone.
 
-It shares no code with the project and its author saw none of it: if this file and the project
+It shares no code with the project and its author saw none of it (of section 6.7, which is in
+`second_reader_tight.py`, only the first is true): if this file and the project
 disagree about a run, then the page is wrong, or incomplete, or one of the two does not follow it.
 So it is the page's test. It is plain and slow, holds every version of the run in memory, and
 raises ValueError for everything that the page forbids. Numbers of sections are the page's.
@@ -22,14 +23,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import zstandard
 
+from second_reader_tight import new_units
+
 Tensors = dict[str, tuple[str, tuple[int, ...], bytes]]
 Check = Callable[[Any], bool]
 
 MIB = 1 << 20
 INT_MAX = (1 << 63) - 1
 MASK64 = (1 << 64) - 1
-ENCODINGS = ("full", "overwrite", "packed", "planes", "xor")
-NEEDS_BASE = ("overwrite", "packed", "xor")
+ENCODINGS = ("full", "overwrite", "packed", "planes", "tight", "xor")
+NEEDS_BASE = ("overwrite", "packed", "tight", "xor")
 # The page says "a name that safetensors knows"; this is that list, with the bits of an element.
 DTYPE_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 DTYPE_BITS |= dict.fromkeys(
@@ -337,6 +340,22 @@ def packed_window(c: Cursor, k: int, units: int, width: int) -> tuple[np.ndarray
     return offsets, values
 
 
+def decode_tight(
+    payload: bytes, dtype: str, unit_bytes: int, unit_count: int, base: bytes
+) -> bytes:
+    cursor = Cursor(payload)
+    flag, windows = cursor.header(unit_bytes, unit_count)
+    need(flag == 0, f"tight: flag {flag}")
+    new = np.frombuffer(base, f"<u{unit_bytes}").copy()
+    for first, stop in windows:
+        size = cursor.varint()
+        if size:
+            units = new[first:stop].tolist()
+            new[first:stop] = new_units(dtype, unit_bytes, cursor.take(size), units)
+    cursor.end()
+    return new.tobytes()
+
+
 def decode(
     encoding: str, dtype: str, shape: tuple[int, ...], payload: bytes, base: bytes | None = None
 ) -> bytes:
@@ -355,6 +374,8 @@ def decode(
         return decode_xor(payload, base)
     if encoding == "overwrite":
         return decode_overwrite(payload, base)
+    if encoding == "tight":
+        return decode_tight(payload, dtype, unit_bytes, unit_count, base)
     need(encoding == "packed", f"encoding {encoding!r} is unknown")
     return decode_packed(payload, unit_bytes, unit_count, base)
 

@@ -77,6 +77,9 @@ Outcome decode_gaps(const unsigned char* low, unsigned low_bytes, const unsigned
                     std::size_t high_size, std::uint64_t limit, std::uint32_t* offsets,
                     std::size_t count) noexcept;
 
+// out = a ^ b, byte by byte.
+void xor_bytes(const unsigned char* a, const unsigned char* b, unsigned char* out, std::size_t size) noexcept;
+
 // The sum of all bytes of both buffers as 64-bit words (size in bytes, a multiple of 8): does nothing but
 // read, and so measures the roof that the other kernels are compared with.
 std::uint64_t read_words(const unsigned char* first, const unsigned char* second, std::size_t size) noexcept;

@@ -1,37 +1,22 @@
 // What Python sees of the kernels: buffers are looked up, the GIL is let go, a status goes back. No loops.
 //
-// Lengths, widths and contiguity were checked in src/syncline/kernels/__init__.py. Buffers are taken through the
-// buffer protocol, which, unlike array interfaces, hands over unaligned memory as it is.
+// Lengths, widths and contiguity were checked in src/syncline/kernels/__init__.py.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include "kernels.h"
+#include "view.h"
 
 namespace nb = nanobind;
+
+namespace syncline {
+void bind_tight(nanobind::module_& module);  // bind_tight.cc
+}
 
 namespace {
 
 using namespace syncline;
-
-class View {
- public:
-  View(nb::handle object, bool is_written) {
-    if (PyObject_GetBuffer(object.ptr(), &view_, is_written ? PyBUF_WRITABLE : PyBUF_SIMPLE) != 0) {
-      throw nb::python_error();
-    }
-  }
-  ~View() { PyBuffer_Release(&view_); }
-  View(const View&) = delete;
-  View& operator=(const View&) = delete;
-
-  unsigned char* bytes() const { return static_cast<unsigned char*>(view_.buf); }
-  std::uint32_t* offsets() const { return static_cast<std::uint32_t*>(view_.buf); }
-  std::size_t size_bytes() const { return static_cast<std::size_t>(view_.len); }
-
- private:
-  Py_buffer view_;
-};
 
 nb::tuple diff_(nb::handle old_bits, nb::handle new_bits, std::size_t begin, unsigned unit_bytes, bool refresh,
                 nb::handle offsets, nb::handle changed_old, nb::handle changed_new, std::size_t room) {
@@ -117,6 +102,14 @@ bool decode_gaps_(nb::handle low, unsigned low_bytes, nb::handle high, std::uint
              .status == Status::ok;
 }
 
+void xor_(nb::handle a, nb::handle b, nb::handle out) {
+  const View left(a, false);
+  const View right(b, false);
+  const View into(out, true);
+  const nb::gil_scoped_release unlocked;
+  xor_bytes(left.bytes(), right.bytes(), into.bytes(), into.size_bytes());
+}
+
 std::uint64_t read_words_(nb::handle first, nb::handle second) {
   const View a(first, false);
   const View b(second, false);
@@ -151,7 +144,9 @@ NB_MODULE(_native, m) {
   m.def("encode_gaps", &encode_gaps_);
   m.def("decode_gaps", &decode_gaps_);
   m.def("read_words", &read_words_);
+  m.def("xor", &xor_);
   m.def("available_isas", &available_isas);
   m.def("select_isa", &select_isa_);
   m.def("selected_isa", [] { return std::string(isa_name(selected_isa())); });
+  bind_tight(m);
 }

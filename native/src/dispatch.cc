@@ -15,7 +15,7 @@ const Table* table_for(Isa isa) noexcept {
       return __builtin_cpu_supports("avx2") ? &avx2_table : nullptr;
     case Isa::avx512:
       return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-                     __builtin_cpu_supports("avx512vbmi2")
+                     __builtin_cpu_supports("avx512vbmi2") && __builtin_cpu_supports("avx512vpopcntdq")
                  ? &avx512_table
                  : nullptr;
 #elif defined(__aarch64__)

@@ -31,6 +31,12 @@ Outcome check_range(const std::uint32_t* offsets, std::size_t count, std::size_t
 
 }  // namespace
 
+void xor_bytes(const unsigned char* a, const unsigned char* b, unsigned char* out, std::size_t size) noexcept {
+  std::size_t at = 0;
+  for (; at + 8 <= size; at += 8) store(out + at, load<std::uint64_t>(a + at) ^ load<std::uint64_t>(b + at));
+  for (; at < size; ++at) out[at] = static_cast<unsigned char>(a[at] ^ b[at]);
+}
+
 Outcome scatter(unsigned char* target, std::size_t target_count, const std::uint32_t* offsets,
                 const unsigned char* bits, std::size_t count, unsigned unit_bytes) noexcept {
   const Outcome checked = check_range(offsets, count, target_count);

@@ -158,6 +158,13 @@ int main() {
     }
     const Bytes first(8 * 1001, 3);
     const Bytes second(8 * 1001, 5);
+    Bytes mixed(first.size, 1);
+    xor_bytes(first.data(), second.data(), mixed.data(), first.size - 3);
+    bool same = true;
+    for (std::size_t i = 0; i + 3 < first.size; ++i) {
+      same = same && mixed.data()[i] == (first.data()[i] ^ second.data()[i]);
+    }
+    expect(same, "xor_bytes", isa, 1, first.size);
     std::uint64_t sum = 0;
     for (std::size_t i = 0; i < first.size; i += 8) sum += unit(first.data() + i, 8) + unit(second.data() + i, 8);
     expect(read_words(first.data(), second.data(), first.size) == sum, "read_words", isa, 8, 1001);

@@ -157,7 +157,11 @@ class Engine(ABC):
 
     @abstractmethod
     def tensors(self) -> Mapping[str, TensorMeta]:
-        """Return the canonical tensors that the engine holds by name; empty if it holds none yet."""
+        """Return the canonical tensors that the engine holds by name; empty if it holds none yet.
+
+        Where several names share one memory (tied weights) the mapping lists one of them and finds them
+        all: ask it with `in` and `[]` for a version's names, and iterate for what a version must have.
+        """
 
     @abstractmethod
     def held(self) -> HeldVersion | None:

@@ -92,8 +92,8 @@ def torch_meta(name: str, tensor: Any) -> TensorMeta:
         fault = (
             f"a {type(tensor).__name__}, which wraps other tensors: pass those, or gather it first"
         )
-    elif tensor.is_quantized or str(tensor.layout) != "torch.strided":
-        fault = f"of layout {tensor.layout}, quantised: {tensor.is_quantized}: pass a plain tensor"
+    elif str(tensor.layout) != "torch.strided":
+        fault = f"of layout {tensor.layout}: pass a plain tensor"
     elif tensor.is_meta:
         fault = "on the meta device, so it has no bits: load the weights first"
     else:

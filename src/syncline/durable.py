@@ -10,7 +10,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 Data = bytes | bytearray | memoryview
@@ -45,6 +45,16 @@ def sync_file(path: Path) -> None:
 def sync_directory(path: Path) -> None:
     """Flush a directory's entries to the disk: what was created, renamed or removed in it stays so."""
     _sync(path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory, and its missing parents, so that they stay; harmless if it is there."""
+    if not path.is_dir():
+        make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+    # Whoever may not read the parent has not put anything into it either.
+    with suppress(PermissionError):
+        sync_directory(path.parent)
 
 
 def create(path: Path, data: Data) -> None:

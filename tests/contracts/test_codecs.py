@@ -31,6 +31,10 @@ class TestPlanes(CodecContract):
     codec = codecs.get("planes")
 
 
+class TestTight(CodecContract):
+    codec = codecs.get("tight")
+
+
 class TestXor(CodecContract):
     codec = codecs.get("xor")
 

@@ -193,17 +193,30 @@ def test_two_records_that_disagree_are_undone(setting: Setting) -> None:
     setting.check(setting.old, setting.version1)
 
 
-def empty(case: Case, path: Path) -> Engine:
-    if case.empty is None:
-        pytest.skip("this engine never holds nothing")
-    return case.empty(path)
+CAN_BE_EMPTY = sorted(name for name, case in CASES.items() if case.empty is not None)
+NEVER_EMPTY = sorted(CASES.keys() - set(CAN_BE_EMPTY))
 
 
-def test_create(case: Case, tmp_path: Path) -> None:
-    engine = empty(case, tmp_path)
+def empty(kind: str, path: Path) -> Engine:
+    make = CASES[kind].empty
+    assert make is not None
+    return make(path)
+
+
+@pytest.mark.parametrize("kind", NEVER_EMPTY)
+def test_an_engine_that_is_never_empty_refuses_to_create(kind: str, tmp_path: Path) -> None:
+    setting = Setting(CASES[kind], tmp_path)
+    with pytest.raises(LayoutError, match="cannot be created"):
+        setting.engine.create(setting.version2, spans(setting.new), FILES)
+    setting.check(setting.old, setting.version1)
+
+
+@pytest.mark.parametrize("kind", CAN_BE_EMPTY)
+def test_create(kind: str, tmp_path: Path) -> None:
+    engine = empty(kind, tmp_path)
     assert dict(engine.tensors()) == {}
     assert engine.held() is None
-    weights = case.weights(draw(1))
+    weights = draw(1)
     version = version_of(1, weights)
     engine.create(version, spans(weights, window_units=1000), FILES)
     assert held_bits(engine) == as_bytes(weights)
@@ -211,8 +224,9 @@ def test_create(case: Case, tmp_path: Path) -> None:
     assert dict(engine.tensors()) == {name: METAS[name] for name in weights}
 
 
-def test_create_of_no_tensors(case: Case, tmp_path: Path) -> None:
-    engine = empty(case, tmp_path)
+@pytest.mark.parametrize("kind", CAN_BE_EMPTY)
+def test_create_of_no_tensors(kind: str, tmp_path: Path) -> None:
+    engine = empty(kind, tmp_path)
     engine.create(version_of(1, {}), [], {})
     assert held_bits(engine) == {}
 
@@ -252,17 +266,18 @@ def faulty_pieces(kind: str, bits: np.ndarray) -> Iterator[Span]:
         raise VerifyError("decoded")
 
 
+@pytest.mark.parametrize("kind", CAN_BE_EMPTY)
 @pytest.mark.parametrize(
-    "kind",
+    "fault",
     ["missing", "twice", "other_shape", "unknown", "error_between", "hole", "overlap", "short", "long",
      "width", "error_inside"],
 )  # fmt: skip
-def test_faulty_create_leaves_the_engine_empty(case: Case, tmp_path: Path, kind: str) -> None:
-    engine = empty(case, tmp_path)
-    weights = case.weights(draw(1))
+def test_faulty_create_leaves_the_engine_empty(kind: str, tmp_path: Path, fault: str) -> None:
+    engine = empty(kind, tmp_path)
+    weights = draw(1)
     version = version_of(1, weights)
-    with pytest.raises(VerifyError if kind.startswith("error") else LayoutError):
-        engine.create(version, faulty_spans(kind, weights), FILES)
+    with pytest.raises(VerifyError if fault.startswith("error") else LayoutError):
+        engine.create(version, faulty_spans(fault, weights), FILES)
     assert dict(engine.tensors()) == {}
     assert engine.held() is None
     assert list(tmp_path.rglob("*.safetensors")) == []

@@ -73,6 +73,13 @@ def test_diff_of_more_changes_than_it_makes_room_for_at_first() -> None:
         np.testing.assert_array_equal(left, right, strict=True)
 
 
+@given(pair=pairs())
+def test_xor_and_plain_reads(pair: tuple[np.ndarray, np.ndarray]) -> None:
+    old, new = pair
+    np.testing.assert_array_equal(native.xor(old, new), reference.xor(old, new), strict=True)
+    assert native.read_words(old, new) == reference.read_words(old, new)
+
+
 @given(pair=pairs(), start=st.sampled_from([0, 1, 1000, 1023, 1024, 5555, 2**40 + 7]))
 def test_fingerprint(pair: tuple[np.ndarray, np.ndarray], start: int) -> None:
     old, new = pair

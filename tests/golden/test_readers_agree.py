@@ -100,7 +100,9 @@ def test_both_readers_refuse_bad_runs(path: str) -> None:
         Receiver(FilesystemStore(run), MemoryEngine()).sync()
 
 
-@pytest.mark.parametrize("encoding", ["auto", "xor", "overwrite", "packed", "planes", "full"])
+@pytest.mark.parametrize(
+    "encoding", ["auto", "xor", "overwrite", "packed", "tight", "planes", "full"]
+)
 def test_the_second_reader_reads_what_the_publisher_writes(
     encoding: str, tmp_path: Path, rng: np.random.Generator
 ) -> None:

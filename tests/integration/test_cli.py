@@ -95,9 +95,9 @@ def test_log_and_show(store: Path, run: Run) -> None:
     status, out, _ = run("show", store, 2, "--json")
     tensors = {row["name"]: row for row in json.loads(out)["tensors"]}
     assert tensors["b"]["encoding"] is None
-    assert (tensors["w"]["encoding"], tensors["w"]["changed"]) == ("packed", 5)
+    assert (tensors["w"]["encoding"], tensors["w"]["changed"]) == ("tight", 5)
     assert 0 < tensors["w"]["payload_bytes"] < 100
-    assert "packed" in run("show", store, 2)[1]
+    assert "tight" in run("show", store, 2)[1]
 
 
 def test_verify_names_what_differs_and_how_many_elements(

@@ -34,7 +34,7 @@ CHILD = textwrap.dedent(
             worst = max(worst, peak_bytes())
 
     start = peak_bytes()
-    watcher = threading.Thread(target=watch)
+    watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     if job == "publish":
         publisher = Publisher(store, encoding=encoding, snapshot_dir=root + "/snapshot",
@@ -48,7 +48,7 @@ CHILD = textwrap.dedent(
     """
 )
 
-MODEL_BYTES = 512 << 20
+MODEL_BYTES = 384 << 20
 MAKE = textwrap.dedent(
     """
     import sys
@@ -58,7 +58,7 @@ MAKE = textwrap.dedent(
 
     root = Path(sys.argv[1])
     rng = np.random.default_rng(0)
-    w = {f"layer.{i}": rng.integers(0, 60000, (64 << 20) // 2, np.uint16) for i in range(8)}
+    w = {f"layer.{i}": rng.integers(0, 60000, (64 << 20) // 2, np.uint16) for i in range(6)}
     for name in ("old", "new"):
         (root / name).mkdir()
         save_file(w, root / name / "model.safetensors")
@@ -73,7 +73,7 @@ def child(code: str, *arguments: str) -> str:
         [sys.executable, "-c", code, *arguments],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -64,7 +64,7 @@ class HistoryMachine(RuleBasedStateMachine):
     """The model is `published`: what the weights of each committed version are."""
 
     @initialize(
-        encoding=st.sampled_from(["auto", "packed", "xor", "overwrite", "planes", "full"]),
+        encoding=st.sampled_from(["auto", "packed", "tight", "xor", "overwrite", "planes", "full"]),
         anchor_every=st.sampled_from([None, 1, 3]),
         full_encoding=st.sampled_from(["full", "planes"]),
     )

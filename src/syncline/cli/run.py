@@ -21,12 +21,37 @@ from syncline.codecs import NAMES
 @json_option
 def bench(density: float, as_json: bool) -> None:
     """Measure kernels and codecs here, against this machine's memory and plain torch operations."""
-    from syncline.bench import bench_codecs  # noqa: PLC0415 - needs torch where it is there
+    from syncline.bench import bench_codecs, bench_kernels  # noqa: PLC0415 - only here
 
+    roof, figures = bench_kernels(density)
     rows = bench_codecs(density)
     if as_json:
-        output.show_json({"density": density, "codecs": [asdict(row) for row in rows]})
+        output.show_json(
+            {
+                "density": density,
+                "read_bytes_per_s": roof,
+                "kernels": [asdict(row) for row in figures],
+                "codecs": [asdict(row) for row in rows],
+            }
+        )
         return
+    output.show_table(
+        f"kernels, one thread, {density:.2%} of BF16 changed; this machine reads two streams at "
+        f"{roof / 1e9:.1f} GB/s",
+        ("kernel", "touches", "ms", "spread ms", "GB/s", "of the roof", "times plain torch"),
+        [
+            (
+                row.name,
+                output.size(row.nbytes),
+                f"{1e3 * row.seconds:.2f}",
+                f"{1e3 * row.spread_s:.2f}",
+                f"{row.bytes_per_s / 1e9:.1f}",
+                f"{row.of_roof:.0%}",
+                "" if row.times_torch is None else f"{row.times_torch:.1f}",
+            )
+            for row in figures
+        ],
+    )
     output.show_table(
         f"codecs, {output.size(rows[0].full_bytes)} of BF16, {density:.2%} changed by one ulp",
         ("codec", "payload", "times smaller", "of the bound", "encode GB/s", "decode GB/s"),

@@ -15,11 +15,12 @@ from syncline.codecs.full import Full
 from syncline.codecs.overwrite import Overwrite
 from syncline.codecs.packed import Packed
 from syncline.codecs.planes import Planes
+from syncline.codecs.tight import Tight
 from syncline.codecs.xor import Xor
 from syncline.errors import ConfigError
 
 CODECS: Mapping[str, Codec] = MappingProxyType(
-    {codec.name: codec for codec in (Full(), Overwrite(), Packed(), Planes(), Xor())}
+    {codec.name: codec for codec in (Full(), Overwrite(), Packed(), Planes(), Tight(), Xor())}
 )
 """Every codec by name; all are stateless, so one instance serves all threads."""
 

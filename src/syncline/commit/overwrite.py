@@ -170,9 +170,11 @@ def _undo(undo: Callable[[], None], error: BaseException) -> None:
 
 
 def _write(pairs: Iterator[tuple[Record, Bits]], target: Target, observe: Observe) -> None:
+    done_bytes = 0
     for record, bits in pairs:
         target.write(record, bits)
-        observe(Step("apply.record_written", bits.nbytes))
+        done_bytes += bits.nbytes
+        observe(Step("apply.record_written", done_bytes))
 
 
 def _compare(record: Record, found: Bits, expected: Bits, when: str) -> None:

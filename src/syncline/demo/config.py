@@ -141,7 +141,10 @@ class StepReport:
 
     @property
     def pause_s(self) -> float:
-        """How long the engine could not generate: from the first overwritten bit until verified."""
+        """How long the engine could not generate: from the first overwritten bit until verified.
+
+        What proves the new bits before the first one is written is part of `pull_s`.
+        """
         return self.apply_s + self.verify_s
 
     @property

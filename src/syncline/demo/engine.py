@@ -38,7 +38,7 @@ class TransformersEngine(RolloutEngine):
 
         self.model = load_model(base, torch.bfloat16)
         self._tokenizer = load_tokenizer(base)
-        self._receiver = Receiver(open_store(store), TorchModule(self.model), verify="full")
+        self._receiver = Receiver(open_store(store), TorchModule(self.model))
         self._stops: dict[str, list[int]] = {}
 
     def sync(self) -> Synced:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 from syncline.demo.base import write_base
 from syncline.demo.config import DemoConfig, DemoResult
@@ -20,6 +24,8 @@ from syncline.demo.rollout import EngineProcess, RolloutEngine
 from syncline.errors import ConfigError
 
 PICTURE = "syncline-demo.png"
+SIGNALLED = 128
+"""Added to the number of the signal that ended a program, to make its exit status, as shells do."""
 
 StartEngine = Callable[[Path, str, Path], RolloutEngine]
 """Starts an engine on a checkpoint directory and a store; the third argument is for its log."""
@@ -44,10 +50,10 @@ def run(config: DemoConfig, start_engine: StartEngine = start_process) -> DemoRe
         ConfigError: `config.out` is not new or empty, or a package or the model is missing.
         PeerLostError, TransportTimeoutError: the engine process died, or does not answer.
         SynclineError: a version could not be published or applied.
-    After any of them, and after Ctrl-C, the engine process is gone and so is the temporary directory.
+    After any of them, Ctrl-C and SIGTERM, the engine process is gone and so is the temporary directory.
     """
     display = make_display(config)
-    with display.live(), working_directory(config.out) as work:
+    with ended_by_sigterm(), display.live(), working_directory(config.out) as work:
         result = _run(config, work, start_engine, display)
     display.result(result)
     return result
@@ -58,6 +64,24 @@ def make_display(config: DemoConfig) -> Display:
     if config.json:
         return JsonDisplay(sys.stdout)
     return TableDisplay(require("rich.console", "rich").Console())
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the program as an error would, so that what is open is closed on the way out."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _exit)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _exit(number: int, _frame: FrameType | None) -> NoReturn:
+    sys.exit(SIGNALLED + number)
 
 
 @contextmanager

@@ -36,15 +36,21 @@ def copy_file(source: Path, target: Path) -> None:
         target: must not exist.
     """
     with source.open("rb") as original, target.open("xb") as copy:
-        size_bytes = os.fstat(original.fileno()).st_size
+        left_bytes = os.fstat(original.fileno()).st_size
         try:
-            while copied := os.copy_file_range(original.fileno(), copy.fileno(), _PIECE_BYTES):
-                size_bytes -= copied
+            while copied := _copy_range(original.fileno(), copy.fileno(), _PIECE_BYTES):
+                left_bytes -= copied
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
                 raise
-        if size_bytes:
+        if left_bytes:
             shutil.copyfileobj(original, copy, _PIECE_BYTES)
+
+
+def _copy_range(source: int, target: int, count: int) -> int:
+    if not hasattr(os, "copy_file_range"):  # Linux alone has it
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    return os.copy_file_range(source, target, count)
 
 
 def _link(source: str, target: str) -> str:

@@ -81,7 +81,7 @@ def claim(build: Path) -> None:
         CommitError: the system refuses.
     """
     with failing(f"create {build}"):
-        build.parent.mkdir(parents=True, exist_ok=True)
+        durable.make_directory(build.parent)
         if not build.is_symlink():
             build.mkdir(exist_ok=True)
         if build.is_symlink() or (has_content(build) and not (build / FOLDER).is_dir()):

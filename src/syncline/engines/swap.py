@@ -151,11 +151,12 @@ class Swap:
             (build / FOLDER).mkdir()
             durable.create(build / FOLDER / FILE, state_format.dump(DirectoryState("clean", held)))
             _sync_tree(build)
-            self._observe(Step("flip.built"))
-            build.rename(final)
-            durable.sync_directory(self._home)
-            self._observe(Step("flip.named"))
+        self._observe(Step("flip.built"))
         try:
+            with failing(f"rename {build} to {final}"):
+                build.rename(final)
+                durable.sync_directory(self._home)
+            self._observe(Step("flip.named"))
             updates.attempt(lambda: self._flip(final), lambda: self._flip_back(before))
         except BaseException:
             if self.current() != final:
@@ -211,7 +212,7 @@ class Swap:
         """Make the hidden directory beside the path, or check that it is ours; return where to build."""
         with failing(f"create {self._home}"):
             if not self._home.is_symlink():
-                self._home.mkdir(parents=True, exist_ok=True)
+                durable.make_directory(self._home)
             known = {LOCK, _NEXT, _LINK}
             foreign = [
                 path.name

@@ -29,6 +29,7 @@ __all__ = [
     "fingerprint_change",
     "gather",
     "join_planes",
+    "read_words",
     "scatter",
     "seeds",
     "split_planes",
@@ -129,7 +130,19 @@ def xor(a: Bits, b: Bits) -> Bits:
         LayoutError: widths or lengths differ.
     """
     _check_pair(a, b)
-    return reference.xor(a, b)
+    mixed: Bits = _backend().xor(a, b)
+    return mixed
+
+
+def read_words(first: Bits, second: Bits) -> int:
+    """Return the sum, modulo 2**64, of both arrays' bytes as 64-bit words; a shorter one's length counts.
+
+    It does nothing but read, and so measures the roof for the others. Bytes beyond the last whole word
+    are left out.
+    """
+    _check_pair(first, second)
+    total: int = _backend().read_words(first, second)
+    return total
 
 
 def fingerprint(bits: Bits, start: int, seeds: tuple[int, int]) -> Fingerprint:

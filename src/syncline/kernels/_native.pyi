@@ -33,7 +33,44 @@ def fingerprint_change(
 ) -> tuple[int, int]: ...
 def encode_gaps(offsets: Array, low_bytes: int, low: Array, high: Array, /) -> int: ...
 def decode_gaps(low: Array, low_bytes: int, high: Array, limit: int, offsets: Array, /) -> bool: ...
+def xor(a: Array, b: Array, out: Array, /) -> None: ...
 def read_words(first: Array, second: Array, /) -> int: ...
 def available_isas() -> list[str]: ...
 def select_isa(name: str, /) -> bool: ...
 def selected_isa() -> str: ...
+def tight_rank(
+    units: Array,
+    offsets: Array,
+    old_bits: Array,
+    unit_bytes: int,
+    classes: Array,
+    members: Array,
+    changes: Array,
+    ranks: Array,
+    order: Array,
+    /,
+) -> tuple[int, int, int]: ...
+def tight_find(
+    base: Array,
+    unit_bytes: int,
+    classes: Array,
+    entries: Array,
+    marks: Array,
+    offsets: Array,
+    order: Array,
+    old_bits: Array,
+    /,
+) -> tuple[int, int, int]: ...
+def tight_write(
+    entries: Array, marks: Array, zigzag: Array, unit_bytes: int, unary: Array, fields: Array, /
+) -> tuple[int, int]: ...
+def tight_read(
+    entries: Array,
+    unary: Array,
+    fields: Array,
+    limit: int,
+    unit_bytes: int,
+    marks: Array,
+    zigzag: Array,
+    /,
+) -> tuple[int, int, int]: ...

@@ -67,6 +67,18 @@ def gather(source: Bits, offsets: U32) -> Bits:
     return bits
 
 
+def xor(a: Bits, b: Bits) -> Bits:
+    """See `reference.xor`."""
+    mixed = np.empty(a.size, a.dtype)
+    _native.xor(a, b, mixed)
+    return mixed
+
+
+def read_words(first: Bits, second: Bits) -> int:
+    """See `reference.read_words`."""
+    return _native.read_words(first, second)
+
+
 def fingerprint(bits: Bits, start: int, seeds: tuple[int, int]) -> Fingerprint:
     """See `reference.fingerprint`."""
     return Fingerprint(*_native.fingerprint(bits, bits.itemsize, start, *seeds))

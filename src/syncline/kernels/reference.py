@@ -81,6 +81,15 @@ def xor(a: Bits, b: Bits) -> Bits:
     return mixed
 
 
+def read_words(first: Bits, second: Bits) -> int:
+    """Return the sum of both arrays' whole 64-bit words, modulo 2^64."""
+    total = 0
+    for bits in (first, second):
+        words = bits.view(np.uint8)[: bits.nbytes // 8 * 8].view("<u8")
+        total += int(words.sum(dtype=np.uint64))
+    return total % (1 << 64)
+
+
 def split_planes(bits: Bits) -> U8:
     """Return the bytes of every unit as rows: row p holds byte p, the lowest first."""
     return np.ascontiguousarray(bits.view(np.uint8).reshape(bits.size, bits.itemsize).T)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from syncline.abc import WeightSource
 from syncline.errors import ConfigError, LayoutError, StoreError
-from syncline.format import checkpoint, names
+from syncline.format import checkpoint, names, state
 from syncline.types import Bits, TensorMeta
 
 _SUFFIXES = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".md")
@@ -28,13 +28,19 @@ class CheckpointSource(WeightSource):
     Raises:
         ConfigError: there is no checkpoint.
         FormatError: a header or the index is illegal, or they disagree; says file and field.
-        StoreError: the system refuses to read.
+        StoreError: the system refuses to read, or Syncline is changing the directory just now.
 
     Cost: the headers are read at once, the weights when their bits are.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = Path(path)
+        self._state = state.read(self.path)
+        if self._state is not None and self._state.is_changing:
+            raise StoreError(
+                f"{self.path} is being changed, or a process died while changing it: its weights are a "
+                "mix; wait, or open it with CheckpointDir (syncline pull) to finish the change"
+            )
         self._places = checkpoint.locate(self.path)
         self._mapped = checkpoint.MappedFiles()
 
@@ -54,9 +60,15 @@ class CheckpointSource(WeightSource):
         return self._mapped.bits(place)
 
     def tensors(self) -> Iterator[tuple[TensorMeta, Bits]]:
-        """Yield each tensor once, in the order in which they lie on disk; see `WeightSource`."""
+        """Yield each tensor once, in the order in which they lie on disk; see `WeightSource`.
+
+        Raises:
+            StoreError: after the last tensor, if Syncline has changed the directory meanwhile.
+        """
         for place in self._places.values():
             yield place.meta, self._mapped.bits(place)
+        if state.read(self.path) != self._state:
+            raise StoreError(f"{self.path} was changed while it was read; read it again")
 
     def files(self) -> Mapping[str, bytes]:
         """Return the small files that belong to the checkpoint: configuration, tokenizer, licence.

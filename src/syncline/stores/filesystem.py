@@ -46,6 +46,7 @@ STEPS = (
 _LOCK = PREFIX + "lock"
 _HARMLESS = (PREFIX, ".nfs", "lost+found")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class FilesystemStore(Store):
@@ -104,7 +105,7 @@ class FilesystemStore(Store):
         with self._failing(f"get {key}"):
             try:
                 with self._directory(parents) as directory:
-                    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=directory)
+                    fd = os.open(name, _FILE, dir_fd=directory)
             except FileNotFoundError:
                 raise ObjectNotFoundError(self._absence(key)) from None
             try:
@@ -210,9 +211,8 @@ class FilesystemStore(Store):
         No component is followed if it is a symbolic link, so nothing outside the root is opened.
         """
         if make:
-            self.path.mkdir(parents=True, exist_ok=True)
+            durable.make_directory(self.path.resolve())
             self._check_ours()
-            durable.sync_directory(self.path.resolve().parent)
         with ExitStack() as opened:
             directory = os.open(self.path, _DIRECTORY)
             opened.callback(os.close, directory)
@@ -267,9 +267,10 @@ def _open_below(directory: int, name: str) -> int:
         return os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
     except OSError as error:
         if error.errno in (errno.ENOTDIR, errno.ELOOP):
-            raise StoreError(
-                f"{name!r} is a file or a symbolic link where the store keeps a directory; "
-                "no link is followed inside a store"
+            raise OSError(
+                error.errno,
+                f"{name!r} is a file or a symbolic link where the store keeps a directory; no link is "
+                "followed inside a store",
             ) from error
         raise
 
@@ -277,13 +278,13 @@ def _open_below(directory: int, name: str) -> int:
 def _read(fd: int, start: int, stop: int | None) -> bytes:
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
-        raise StoreError("what has this name is no regular file, so it is no object")
+        raise OSError(errno.EINVAL, "it is no regular file, so it is no object")
     end = status.st_size if stop is None else min(stop, status.st_size)
     pieces = []
     while start < end:
         piece = os.pread(fd, end - start, start)
         if not piece:
-            raise StoreError(f"the file ends at byte {start} although its size is {status.st_size}")
+            raise OSError(errno.EIO, f"it ends at byte {start}, its size is {status.st_size}")
         pieces.append(piece)
         start += len(piece)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)

@@ -44,13 +44,14 @@ def check_layout(found: Mapping[str, TensorMeta], manifest: Manifest) -> None:
         LayoutError: lists names that are missing, extra, or of another dtype or shape.
     """
     wanted = {entry.meta.name: entry.meta for entry in manifest.tensors}
-    faults = [f"missing {name}" for name in sorted(wanted.keys() - found.keys())]
-    faults += [f"unknown {name}" for name in sorted(found.keys() - wanted.keys())]
+    # Tied names are found without being listed, so names are looked up and not subtracted.
+    faults = [f"missing {name}" for name in sorted(wanted) if name not in found]
+    faults += [f"unknown {name}" for name in sorted(found) if name not in wanted]
     faults += [
         f"{name} is {found[name].dtype} {list(found[name].shape)} instead of "
         f"{wanted[name].dtype} {list(wanted[name].shape)}"
-        for name in sorted(wanted.keys() & found.keys())
-        if found[name] != wanted[name]
+        for name in sorted(wanted)
+        if name in found and found[name] != wanted[name]
     ]
     if faults:
         raise LayoutError(

@@ -10,6 +10,7 @@ import xxhash
 
 from syncline import codecs
 from syncline.abc import Observe, WeightSource
+from syncline.codecs import exponents
 from syncline.format import names
 from syncline.format.part import Spool, metadata_for
 from syncline.format.rules import INTERCHANGE_ENCODINGS
@@ -93,7 +94,7 @@ class DeltaWriter:
     def _tensor(self, meta: TensorMeta, bits: Bits) -> TensorEntry:
         difference = Difference(meta, self._snapshot.bits(meta.name), bits, self._phases)
         digest = xxhash.xxh3_128() if self._encoding in INTERCHANGE_ENCODINGS else None
-        encoding = "packed" if self._encoding == "auto" else self._encoding
+        encoding = smallest_delta(meta) if self._encoding == "auto" else self._encoding
         with self._phases("encode"):
             size_bytes = self._spooled(meta, encoding, _digested(difference, digest))
             before = self._base.by_name[meta.name].fingerprint
@@ -115,6 +116,15 @@ class DeltaWriter:
         chunks = codecs.get(encoding).encode(meta, windows)
         self._spool.add(meta.name, chunks, meta if encoding == "full" else None)
         return self._spool.size_bytes - start_bytes
+
+
+def smallest_delta(meta: TensorMeta) -> str:
+    """Return the encoding that makes the smallest deltas of a tensor of this dtype.
+
+    What an optimizer changes depends on the exponent, which `tight` makes use of; a dtype without one
+    gives it nothing to go by, and `packed` is the quicker of the two.
+    """
+    return "tight" if meta.dtype in exponents.FIELDS else "packed"
 
 
 def dense_bytes(meta: TensorMeta) -> int:

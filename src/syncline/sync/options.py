@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
+from os import PathLike
 
 from syncline import codecs
 from syncline.errors import ConfigError
@@ -31,7 +31,7 @@ class PublisherOptions:
     anchor_every: int | None = 100
     part_bytes: int = 4 << 30
     memory_bytes: int = 64 << 20
-    snapshot_dir: Path | None = None
+    snapshot_dir: str | PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         if self.encoding != "auto" and self.encoding not in codecs.NAMES:

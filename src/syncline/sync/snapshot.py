@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
+from os import PathLike
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +26,8 @@ class Snapshot(MemoryEngine):
         directory: keep the bits in unnamed temporary files there; None: in memory.
     """
 
-    def __init__(self, directory: Path | None = None) -> None:
-        self._directory = directory
+    def __init__(self, directory: str | PathLike[str] | None = None) -> None:
+        self._directory = None if directory is None else Path(directory)
         super().__init__(allocate=self._allocate)
         self._filled: dict[str, TensorEntry] = {}
 

@@ -32,6 +32,7 @@ def worked_bytes(example: str) -> bytes:
         ("planes", "Example: BF16, shape `[3]`", 2),
         ("packed", "Example: BF16, shape `[1000]`", 1000),
         ("packed", "The same with window_units 512", 512),
+        ("tight", "Example: the tensor of section 6.6", 1000),
     ],
 )
 def test_the_page_is_right(encoding: str, example: str, window_units: int) -> None:
@@ -47,3 +48,14 @@ def test_the_page_is_right(encoding: str, example: str, window_units: int) -> No
     payload = worked_bytes(example)
     assert encode(codec, meta, old, new, window_units) == payload
     assert (apply(old, codec.decode(meta, payload, old)) == new).all()
+
+
+def test_the_page_is_right_about_several_classes() -> None:
+    example = "Example: BF16, shape `[8]`"
+    text = PAGE.read_text().split(example, 1)[1]
+    old, new = (
+        np.array([int(word, 16) for word in words.split()], np.uint16)
+        for words in re.findall(r"`((?:[0-9a-f]{4} ?){8})`", text)[:2]
+    )
+    decoded = codecs.get("tight").decode(TensorMeta("w", "BF16", (8,)), worked_bytes(example), old)
+    assert (apply(old, decoded) == new).all()

@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from syncline.demo.arithmetic import Problem
 from syncline.demo.engine import TransformersEngine, serve, until
@@ -16,6 +15,9 @@ from syncline.demo.trainer import Trainer
 from syncline.errors import VerifyError
 from syncline.stores import open_store
 from syncline.sync import Publisher
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
 
 
 class Recorder(RolloutEngine):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
-import torch
 
 from syncline.demo.gemma import SPECIAL, cut_vocabulary, dither, is_spelled_out
+
+gguf = pytest.importorskip("gguf")
+torch = pytest.importorskip("torch")
 
 TOKENS = [
     "<pad>",

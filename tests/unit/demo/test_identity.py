@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import hashlib
 
-import torch
+import pytest
 
 from syncline.demo.identity import differences, live_tensors, sha256_by_name
+
+torch = pytest.importorskip("torch")
 
 
 class Tied(torch.nn.Module):

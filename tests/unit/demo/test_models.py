@@ -3,12 +3,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from syncline.demo.base import write_base
 from syncline.demo.config import DemoConfig
 from syncline.demo.models import load_model, load_tokenizer, require
 from syncline.errors import ConfigError
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
 
 
 def test_a_missing_package_is_named_with_what_to_install() -> None:

@@ -3,11 +3,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from syncline.demo.arithmetic import Problem
 from syncline.demo.models import load_model, load_tokenizer
 from syncline.demo.trainer import Experience, Trainer, compute_dtype, group_advantages
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
 
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=str)

@@ -14,7 +14,7 @@ from syncline.errors import ConfigError
 from syncline.sync.history import History
 from syncline.types import Step, TensorMeta
 
-ENCODINGS = ["auto", "full", "planes", "overwrite", "xor", "packed"]
+ENCODINGS = ["auto", "full", "planes", "overwrite", "xor", "packed", "tight"]
 
 
 class BitsSource(WeightSource):
@@ -146,7 +146,7 @@ def test_dense_change_falls_back_to_a_code_that_needs_no_base(rng: np.random.Gen
     new["v"][7] = 1
     publisher.publish(new)
     used = {e.meta.name: e.encoding for e in History.open(store).current.manifest.tensors}  # type: ignore[union-attr]
-    assert used["v"] == "packed"
+    assert used["v"] == "tight"
     Receiver(store, engine, verify="full").sync()
     for name, array in new.items():
         assert engine.view(name).tobytes() == array.tobytes()

@@ -64,7 +64,7 @@ class Run:
         (self.root / "HEAD.json").write_text(json.dumps(head))
 
 
-@pytest.fixture(params=["packed", "xor", "overwrite"])
+@pytest.fixture(params=["tight", "packed", "xor", "overwrite"])
 def run(tmp_path: Path, request: pytest.FixtureRequest) -> Run:
     return Run(tmp_path / "run", request.param)
 

@@ -1,0 +1,49 @@
+"""The benchmark measures work that is really done; what it says of speed is not tested."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from syncline import bench, codecs, kernels
+from syncline.bench import codecs as bench_codecs
+from syncline.bench import kernels as bench_kernels
+from syncline.cli import main
+from syncline.errors import CodecError
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_codecs, "_UNITS", 1 << 16)
+    monkeypatch.setattr(bench_kernels, "WINDOW_UNITS", 1 << 14)
+    monkeypatch.setattr(bench_kernels, "_WINDOWS", 2)
+
+
+def test_every_codec_is_measured_against_the_bound() -> None:
+    rows = bench.bench_codecs(0.01)
+    assert [row.name for row in rows] == list(codecs.NAMES)
+    for row in rows:
+        assert row.payload_bytes >= row.bound_bytes > 0
+        assert row.encode_bytes_per_s > 0
+
+
+def test_every_kernel_is_measured_against_the_roof() -> None:
+    roof, rows = bench.bench_kernels(0.01)
+    assert roof > 0
+    assert len({row.name for row in rows}) == len(rows) >= 9
+    assert all(row.nbytes > 0 and row.seconds > 0 and row.of_roof > 0 for row in rows)
+
+
+def test_a_codec_that_gives_other_bits_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "scatter", lambda target, offsets, bits: None)
+    with pytest.raises(CodecError, match="did not come back bit for bit"):
+        bench.bench_codecs(0.01)
+
+
+def test_command(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["bench", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert set(found) == {"density", "read_bytes_per_s", "kernels", "codecs"}
+    main(["bench"])
+    assert "of the roof" in capsys.readouterr().out
