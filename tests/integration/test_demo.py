@@ -92,7 +92,7 @@ def test_an_engine_that_dies_on_the_way_is_one_clear_error(
     ("send", "number", "status", "last_words"),
     [
         (os.killpg, signal.SIGINT, 130, "error: interrupted"),
-        (os.kill, signal.SIGTERM, 143, ""),
+        (os.kill, signal.SIGTERM, -signal.SIGTERM, ""),
     ],
     ids=["ctrl-c to both", "terminate the trainer"],
 )

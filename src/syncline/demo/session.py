@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import tempfile
@@ -24,8 +25,6 @@ from syncline.demo.rollout import EngineProcess, RolloutEngine
 from syncline.errors import ConfigError
 
 PICTURE = "syncline-demo.png"
-SIGNALLED = 128
-"""Added to the number of the signal that ended a program, to make its exit status, as shells do."""
 
 StartEngine = Callable[[Path, str, Path], RolloutEngine]
 """Starts an engine on a checkpoint directory and a store; the third argument is for its log."""
@@ -53,7 +52,8 @@ def run(config: DemoConfig, start_engine: StartEngine = start_process) -> DemoRe
     After any of them, Ctrl-C and SIGTERM, the engine process is gone and so is the temporary directory.
     """
     display = make_display(config)
-    with ended_by_sigterm(), display.live(), working_directory(config.out) as work:
+    let_threads_sleep()
+    with cleaned_up_on_sigterm(), display.live(), working_directory(config.out) as work:
         result = _run(config, work, start_engine, display)
     display.result(result)
     return result
@@ -66,22 +66,42 @@ def make_display(config: DemoConfig) -> Display:
     return TableDisplay(require("rich.console", "rich").Console())
 
 
+class Terminated(BaseException):
+    """SIGTERM came; passes every handler of errors, as `KeyboardInterrupt` does."""
+
+
 @contextmanager
-def ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the program as an error would, so that what is open is closed on the way out."""
+def cleaned_up_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the program only after what was opened inside is closed.
+
+    Does nothing outside the main thread, or where SIGTERM has a handler already.
+    """
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
-    signal.signal(signal.SIGTERM, _exit)
+    signal.signal(signal.SIGTERM, _terminated)
     try:
         yield
+    except Terminated:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _exit(number: int, _frame: FrameType | None) -> NoReturn:
-    sys.exit(SIGNALLED + number)
+def _terminated(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise Terminated
+
+
+def let_threads_sleep() -> None:
+    """Make OpenMP threads that wait sleep, here and in the engine; no effect once torch is loaded.
+
+    Measured for a step of the default demo on two cores: 2.4 s in place of 2.1 s if nothing else runs
+    there, but 4 s in place of 20 to 40 s beside a load of 4, where a thread that spins holds up the
+    one that it waits for.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @contextmanager
