@@ -75,7 +75,8 @@ class TorchModule(Engine):
 
     def held(self) -> HeldVersion | None:
         """Return the committed version; None if a parameter was replaced since. See `Engine.held`."""
-        if self._held is None or identity(self._live()) != self._held_memory:
+        self._walked = self._live()
+        if self._held is None or identity(self._walked) != self._held_memory:
             return None
         return self._held
 
@@ -83,7 +84,7 @@ class TorchModule(Engine):
         """Return the bits of a tensor; see `Engine.view`.
 
         Aliasing: a view of the parameter if it is contiguous and in host memory, else a copy; of the
-        parameter that the last call of `tensors` found.
+        parameter that the last call of `tensors` or `held` found.
         """
         bits = as_bits(name, self._walked[name])[1].view()
         bits.flags.writeable = False

@@ -192,6 +192,10 @@ def header_bytes(start: Buffer, size_bytes: int, where: str) -> int:
     Raises:
         FormatError: the header's length is more than the file holds, or than is allowed.
     """
+    if size_bytes < _LENGTH_BYTES:
+        raise FormatError(
+            f"{where}: a safetensors file has at least {_LENGTH_BYTES} bytes, found {size_bytes}"
+        )
     length_bytes = int.from_bytes(memoryview(start)[:_LENGTH_BYTES], "little")
     most_bytes = min(MAX_HEADER_BYTES, size_bytes - _LENGTH_BYTES)
     if length_bytes > most_bytes:

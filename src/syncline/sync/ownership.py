@@ -36,7 +36,7 @@ class Ownership:
         else:
             old = head_format.load(raw)
             self.head = replace(old, epoch=old.epoch + 1)
-        store.compare_and_swap(names.HEAD, raw, head_format.dump(self.head))
+        self._swap(raw, self.head)
         observe(Step("publish.taken_over"))
 
     @property
@@ -68,11 +68,18 @@ class Ownership:
     def commit(self, version: HeldVersion) -> None:
         """Make a version, all of whose objects are in the store, the current one."""
         head = replace(self.head, version=version.version, manifest_sha256=version.sha256)
-        self._store.compare_and_swap(
-            names.HEAD, head_format.dump(self.head), head_format.dump(head)
-        )
+        self._swap(head_format.dump(self.head), head)
         self.head = head
         self._observe(Step("publish.head_swapped"))
+
+    def _swap(self, expected: bytes | None, head: Head) -> None:
+        try:
+            self._store.compare_and_swap(names.HEAD, expected, head_format.dump(head))
+        except VersionConflictError as error:
+            raise VersionConflictError(
+                "another publisher took the store over, or committed, at the same moment; nothing was "
+                "changed; let one publisher write into a store, then publish again"
+            ) from error
 
     def remove_leftovers(self) -> None:
         """Remove objects of versions that were begun but never committed."""

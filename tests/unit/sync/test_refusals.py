@@ -205,3 +205,23 @@ def test_wrong_base_for_a_publisher(run: Run, tmp_path: Path) -> None:
 def test_empty_store() -> None:
     with pytest.raises(SynclineError, match=r"no HEAD\.json in the store"):
         Receiver(MemoryStore(), MemoryEngine()).sync()
+
+
+def test_repair_puts_right_what_no_delta_touches(run: Run) -> None:
+    """A full version with the same weights costs a follower nothing, so it cannot repair; this does."""
+    run.receiver.sync()
+    run.engine.bits("a")[3] ^= 1
+    run.publisher.publish(weights(1.0), full=True)
+    checked = Receiver(run.store, run.engine, verify="full")
+    with pytest.raises(VerifyError, match="sync\\(repair=True\\)"):
+        checked.sync()
+    applied = checked.sync(repair=True)
+    assert (applied.version, applied.changed) == (3, 1)
+    assert run.engine.view("a").tobytes() == weights(1.0)["a"].tobytes()
+
+
+def test_arguments_of_the_wrong_kind_are_named(run: Run) -> None:
+    with pytest.raises(SynclineError, match=r"store: .* found str; make one with open_store"):
+        Publisher("run")  # type: ignore[arg-type]
+    with pytest.raises(SynclineError, match=r"engine: .* found dict; make one with TorchModule"):
+        Receiver(run.store, {})  # type: ignore[arg-type]
