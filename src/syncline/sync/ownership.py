@@ -6,7 +6,7 @@ import secrets
 from dataclasses import replace
 
 from syncline.abc import Observe, Store
-from syncline.errors import VersionConflictError
+from syncline.errors import ForeignDirectoryError, VersionConflictError
 from syncline.format import head as head_format
 from syncline.format import names
 from syncline.sync.history import History, read_head
@@ -24,6 +24,7 @@ class Ownership:
 
     Raises:
         VersionConflictError: two publishers did so at the same moment, and this one lost.
+        ForeignDirectoryError: the store has no `HEAD.json`, but other objects: they are somebody else's.
         FormatError: `HEAD.json` is damaged.
     """
 
@@ -32,6 +33,7 @@ class Ownership:
         self._observe = observe
         raw = read_head(store)
         if raw is None:
+            _check_empty(store)
             self.head = Head(secrets.token_hex(16), 1, None, None)
         else:
             old = head_format.load(raw)
@@ -82,10 +84,25 @@ class Ownership:
             ) from error
 
     def remove_leftovers(self) -> None:
-        """Remove objects of versions that were begun but never committed."""
+        """Remove objects of versions that were begun but never committed.
+
+        Raises:
+            VersionConflictError: another publisher has taken the store over.
+        """
         current = 0 if self.head.version is None else self.head.version
         for info in self._store.list(names.VERSION_PREFIX):
             version = names.version_of(info.key.split("/")[0])
             if version is not None and version > current:
+                self.check()  # a later publisher may be writing the same version by now
                 self._store.delete(info.key)
         self._observe(Step("publish.leftovers_removed"))
+
+
+def _check_empty(store: Store) -> None:
+    """Check that a run may begin here: its first publisher removes what lies where versions go."""
+    found = store.list()
+    if found and not any(info.key == names.HEAD for info in found):
+        raise ForeignDirectoryError(
+            f"the store holds {found[0].key!r} but no {names.HEAD}: expected an empty store, or one that "
+            "Syncline made; nothing was touched; choose another place"
+        )
