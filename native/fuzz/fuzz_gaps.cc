@@ -23,8 +23,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   std::memcpy(low.get(), data, low_bytes * count);
   std::memcpy(high.get(), data + low_bytes * count, size - low_bytes * count);
   std::unique_ptr<std::uint32_t[]> offsets(new std::uint32_t[count]);
-  const auto outcome = syncline::decode_gaps(low.get(), low_bytes, high.get(), size - low_bytes * count, limit,
-                                             offsets.get(), count);
+  const auto outcome =
+      syncline::decode_gaps(low.get(), low_bytes, high.get(), size - low_bytes * count, limit, offsets.get(), count);
   if (outcome.status != syncline::Status::ok) return 0;
   for (std::size_t i = 0; i < count; ++i) {
     if (offsets[i] >= limit || (i != 0 && offsets[i] <= offsets[i - 1])) std::abort();

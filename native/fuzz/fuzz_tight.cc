@@ -79,8 +79,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const auto fields = in.bytes(in.size());
   std::unique_ptr<std::uint32_t[]> marked(new std::uint32_t[marks]);
   std::unique_ptr<unsigned char[]> steps(new unsigned char[changes * unit_bytes]);
-  const auto read = read_lists(entries.data(), map.count, unary.data(), unary.size(), fields.data(), fields.size(), units,
-                               unit_bytes, marked.get(), steps.get());
+  const auto read = read_lists(entries.data(), map.count, unary.data(), unary.size(), fields.data(), fields.size(),
+                               units, unit_bytes, marked.get(), steps.get());
   // Marks that rise are all that the next pass asks for; some are made up where the bits are refused.
   if (read.status != TightStatus::ok) {
     std::size_t next = 0;

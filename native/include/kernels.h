@@ -1,6 +1,6 @@
 // The kernels: pointers, lengths and a status. The caller owns all memory and has checked that lengths fit;
 // nothing here allocates, throws, starts a thread or keeps state, except which instruction set is in use.
-// Pointers need no alignment. Units are 1, 2, 4 or 8 bytes. docs/reference/format.md says what they compute.
+// Pointers to bytes need no alignment. Units are 1, 2, 4 or 8 bytes. docs/reference/format.md says what they compute.
 #pragma once
 
 #include <cstddef>
@@ -54,8 +54,8 @@ Progress diff(const DiffTask& task, unsigned unit_bytes) noexcept;
 // Nothing is written if any offset is out of range. Later entries win.
 Outcome scatter(unsigned char* target, std::size_t target_count, const std::uint32_t* offsets,
                 const unsigned char* bits, std::size_t count, unsigned unit_bytes) noexcept;
-Outcome gather(const unsigned char* source, std::size_t source_count, const std::uint32_t* offsets,
-               unsigned char* bits, std::size_t count, unsigned unit_bytes) noexcept;
+Outcome gather(const unsigned char* source, std::size_t source_count, const std::uint32_t* offsets, unsigned char* bits,
+               std::size_t count, unsigned unit_bytes) noexcept;
 
 // The two lanes of a fingerprint, or the two seeds of a tensor's row keys.
 struct Lanes {
@@ -64,18 +64,16 @@ struct Lanes {
 
 Lanes fingerprint(const unsigned char* bits, std::size_t count, unsigned unit_bytes, std::uint64_t start,
                   Lanes seeds) noexcept;
-Lanes fingerprint_change(const std::uint32_t* offsets, const unsigned char* old_bits,
-                         const unsigned char* new_bits, std::size_t count, unsigned unit_bytes,
-                         std::uint64_t start, Lanes seeds) noexcept;
+Lanes fingerprint_change(const std::uint32_t* offsets, const unsigned char* old_bits, const unsigned char* new_bits,
+                         std::size_t count, unsigned unit_bytes, std::uint64_t start, Lanes seeds) noexcept;
 
 // `low` is (low_bytes, count); `high` has room for count + (last offset >> 8 * low_bytes) / 255 bytes, of
-// which `high_size` are used.
+// which `high_size` are used; no more is written whatever the offsets are.
 Outcome encode_gaps(const std::uint32_t* offsets, std::size_t count, unsigned low_bytes, unsigned char* low,
                     unsigned char* high, std::size_t* high_size) noexcept;
 // Any input gives `count` ascending offsets below `limit` (at most 2^32), or a status.
-Outcome decode_gaps(const unsigned char* low, unsigned low_bytes, const unsigned char* high,
-                    std::size_t high_size, std::uint64_t limit, std::uint32_t* offsets,
-                    std::size_t count) noexcept;
+Outcome decode_gaps(const unsigned char* low, unsigned low_bytes, const unsigned char* high, std::size_t high_size,
+                    std::uint64_t limit, std::uint32_t* offsets, std::size_t count) noexcept;
 
 // out = a ^ b, byte by byte.
 void xor_bytes(const unsigned char* a, const unsigned char* b, unsigned char* out, std::size_t size) noexcept;

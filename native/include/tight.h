@@ -70,14 +70,13 @@ struct FindTask {
 TightOutcome find_changes(const FindTask& task, unsigned unit_bytes) noexcept;
 
 // `unary` and `fields` are zeroed and have room for all bits; sizes in bytes are returned through the last two.
-void write_lists(const ClassEntry* entries, unsigned classes, const std::uint32_t* marks,
-                 const unsigned char* zigzag, unsigned unit_bytes, unsigned char* unary, unsigned char* fields,
-                 std::size_t* unary_size, std::size_t* fields_size) noexcept;
+void write_lists(const ClassEntry* entries, unsigned classes, const std::uint32_t* marks, const unsigned char* zigzag,
+                 unsigned unit_bytes, unsigned char* unary, unsigned char* fields, std::size_t* unary_size,
+                 std::size_t* fields_size) noexcept;
 
 // Any input is refused or gives ascending marks, of each class below `limit`, and steps that are not 0.
-TightOutcome read_lists(const ClassEntry* entries, unsigned classes, const unsigned char* unary,
-                        std::size_t unary_size, const unsigned char* fields, std::size_t fields_size,
-                        std::uint64_t limit, unsigned unit_bytes, std::uint32_t* marks,
-                        unsigned char* zigzag) noexcept;
+TightOutcome read_lists(const ClassEntry* entries, unsigned classes, const unsigned char* unary, std::size_t unary_size,
+                        const unsigned char* fields, std::size_t fields_size, std::uint64_t limit, unsigned unit_bytes,
+                        std::uint32_t* marks, unsigned char* zigzag) noexcept;
 
 }  // namespace syncline

@@ -1,5 +1,7 @@
-// AVX-512 with BW, DQ and VBMI2: Ice Lake, Zen 4 and later.
+// AVX-512 with VBMI2 (compress bytes) and IFMA (52-bit multiply-add): Ice Lake, Zen 4 and later.
 #include <immintrin.h>
+
+#include <array>
 
 #include "blocks.h"
 
@@ -9,8 +11,15 @@ namespace {
 struct Avx512 {
   using Word = __m512i;
   static constexpr std::size_t kLanes = 8;
+  static constexpr std::size_t kGroupsAtOnce = 2;
 
   static Word load(const void* at) noexcept { return _mm512_loadu_si512(at); }
+  // Kept in a register: the compiler would otherwise read memory again for every use.
+  static Word load_once(const void* at) noexcept {
+    Word word = load(at);
+    asm("" : "+v"(word));
+    return word;
+  }
   static Word zero() noexcept { return _mm512_setzero_si512(); }
   static Word add(Word a, Word b) noexcept { return _mm512_add_epi64(a, b); }
   static Word mul32(Word a, Word b) noexcept { return _mm512_mul_epu32(a, b); }
@@ -29,13 +38,15 @@ struct Avx512 {
   template <std::size_t W>
   static Word digit(Word data, std::size_t i) noexcept {
     const Word low = _mm512_srli_epi64(data, static_cast<unsigned>(8 * W * i));
-    if constexpr (W == 4) return low;
-    return _mm512_and_si512(low, _mm512_set1_epi64((1 << 8 * (W & 3)) - 1));
+    if (W == 4 || i + 1 == 8 / W) return low;
+    return _mm512_and_si512(low, _mm512_set1_epi64((1 << 8 * W % 32) - 1));
   }
+  // The square of a byte times a key fits in 52 bits.
   template <std::size_t W>
-  static Word mul_key(Word square, Word key) noexcept {
-    if constexpr (W == 4) return _mm512_mullo_epi64(square, key);
-    return mul32(square, key);
+  static Word add_product(Word sum, Word square, Word key) noexcept {
+    if constexpr (W == 1) return _mm512_madd52lo_epu64(sum, square, key);
+    if constexpr (W == 2) return add(sum, mul32(square, key));
+    return add(sum, _mm512_mullo_epi64(square, key));
   }
 
   template <std::size_t W>
@@ -52,38 +63,49 @@ struct Avx512 {
     return mask;
   }
 
-  // Where many change, whole vectors are compressed: 64 units of room behind `found` are written over.
   template <std::size_t W>
   static void emit(const DiffTask& task, std::size_t at, std::uint64_t mask, std::size_t found) noexcept {
-    if (std::popcount(mask) < 12) return emit_bits<W>(task, at, mask, found);
-    std::size_t placed = found;
-    for (std::size_t v = 0; v < 4; ++v) {
-      const auto bits = static_cast<__mmask16>(mask >> 16 * v);
-      const Word first = _mm512_set1_epi32(static_cast<int>(at + 16 * v));
-      const Word places = _mm512_add_epi32(first, _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
-      _mm512_storeu_si512(task.offsets + placed, _mm512_maskz_compress_epi32(bits, places));
-      placed += static_cast<std::size_t>(std::popcount(static_cast<unsigned>(bits)));
-    }
-    placed = found;
-    constexpr std::size_t kPerVector = 64 / W;
+    emit_offsets(task.offsets + found, at, mask);
     for (std::size_t v = 0; v < W; ++v) {
-      const std::uint64_t bits = mask >> kPerVector * v & (~std::uint64_t{0} >> (64 - kPerVector));
-      const Word old_bits = load(task.old_bits + at * W + 64 * v);
-      const Word new_bits = load(task.new_bits + at * W + 64 * v);
-      _mm512_storeu_si512(task.changed_old + placed * W, compress<W>(bits, old_bits));
-      _mm512_storeu_si512(task.changed_new + placed * W, compress<W>(bits, new_bits));
-      if (task.refresh) _mm512_storeu_si512(task.old_bits + at * W + 64 * v, new_bits);
-      placed += static_cast<std::size_t>(std::popcount(bits));
+      unsigned char* old_at = task.old_bits + at * W + 64 * v;
+      const auto part = static_cast<Mask<W>>(mask >> 64 / W * v);
+      const Word fresh = load(task.new_bits + at * W + 64 * v);
+      _mm512_storeu_si512(task.changed_old + found * W, compress(part, load(old_at)));
+      _mm512_storeu_si512(task.changed_new + found * W, compress(part, fresh));
+      if (task.refresh) store_masked(old_at, part, fresh);
+      found += static_cast<std::size_t>(std::popcount(part));
     }
   }
 
-  template <std::size_t W>
-  static Word compress(std::uint64_t bits, Word from) noexcept {
-    if constexpr (W == 1) return _mm512_maskz_compress_epi8(bits, from);
-    if constexpr (W == 2) return _mm512_maskz_compress_epi16(static_cast<__mmask32>(bits), from);
-    if constexpr (W == 4) return _mm512_maskz_compress_epi32(static_cast<__mmask16>(bits), from);
-    return _mm512_maskz_compress_epi64(static_cast<__mmask8>(bits), from);
+  static void emit_offsets(std::uint32_t* to, std::size_t at, std::uint64_t mask) noexcept {
+    static constexpr auto kCounting = [] {
+      std::array<unsigned char, kGroup> all{};
+      for (std::size_t i = 0; i < kGroup; ++i) all[i] = static_cast<unsigned char>(i);
+      return all;
+    }();
+    const Word places = _mm512_maskz_compress_epi8(mask, load(kCounting.data()));
+    const Word first = _mm512_set1_epi32(static_cast<int>(at));
+    const auto write = [&](std::size_t i, __m128i bytes) {
+      _mm512_storeu_si512(to + 16 * i, _mm512_add_epi32(first, _mm512_cvtepu8_epi32(bytes)));
+    };
+    write(0, _mm512_castsi512_si128(places));
+    if (std::popcount(mask) <= 16) return;
+    write(1, _mm512_extracti32x4_epi32(places, 1));
+    write(2, _mm512_extracti32x4_epi32(places, 2));
+    write(3, _mm512_extracti32x4_epi32(places, 3));
   }
+
+  // The type of a mask names the width of its units: the 64 / W units of a vector have a bit each.
+  template <std::size_t W>
+  using Mask = Unit<8 / W>;
+  static Word compress(Mask<1> mask, Word from) noexcept { return _mm512_maskz_compress_epi8(mask, from); }
+  static Word compress(Mask<2> mask, Word from) noexcept { return _mm512_maskz_compress_epi16(mask, from); }
+  static Word compress(Mask<4> mask, Word from) noexcept { return _mm512_maskz_compress_epi32(mask, from); }
+  static Word compress(Mask<8> mask, Word from) noexcept { return _mm512_maskz_compress_epi64(mask, from); }
+  static void store_masked(void* at, Mask<1> mask, Word from) noexcept { _mm512_mask_storeu_epi8(at, mask, from); }
+  static void store_masked(void* at, Mask<2> mask, Word from) noexcept { _mm512_mask_storeu_epi16(at, mask, from); }
+  static void store_masked(void* at, Mask<4> mask, Word from) noexcept { _mm512_mask_storeu_epi32(at, mask, from); }
+  static void store_masked(void* at, Mask<8> mask, Word from) noexcept { _mm512_mask_storeu_epi64(at, mask, from); }
 };
 
 }  // namespace

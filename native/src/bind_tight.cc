@@ -67,8 +67,8 @@ nb::tuple tight_find_(nb::handle base, unsigned unit_bytes, nb::handle map, nb::
   return answer(outcome);
 }
 
-nb::tuple tight_write_(nb::handle entries, nb::handle marks, nb::handle zigzag, unsigned unit_bytes,
-                       nb::handle unary, nb::handle fields) {
+nb::tuple tight_write_(nb::handle entries, nb::handle marks, nb::handle zigzag, unsigned unit_bytes, nb::handle unary,
+                       nb::handle fields) {
   const View described(entries, false);
   const View marked(marks, false);
   const View steps(zigzag, false);
@@ -84,8 +84,8 @@ nb::tuple tight_write_(nb::handle entries, nb::handle marks, nb::handle zigzag, 
   return nb::make_tuple(unary_bytes, field_bytes);
 }
 
-nb::tuple tight_read_(nb::handle entries, nb::handle unary, nb::handle fields, std::uint64_t limit,
-                      unsigned unit_bytes, nb::handle marks, nb::handle zigzag) {
+nb::tuple tight_read_(nb::handle entries, nb::handle unary, nb::handle fields, std::uint64_t limit, unsigned unit_bytes,
+                      nb::handle marks, nb::handle zigzag) {
   const View described(entries, false);
   const View ones(unary, false);
   const View lows(fields, false);

@@ -1,9 +1,9 @@
 // The vector kernels, written once over an instruction set `V` and compiled once in each of its files.
 //
-// V offers: `Word`, a vector of `kLanes` 64-bit words, with load, zero, add, mul32 (low halves), mul64 (by one
-// number), sum, `digit<W>` (the i-th of a word, in its low half) and `mul_key<W>` (the square of a digit of W bytes by
-// a 32-bit key); `differing<W>`, the mask of which of 64 units of W bytes differ; and `emit<W>`, which writes
-// the changes that a mask names.
+// V offers vectors (`Word`) of `kLanes` 64-bit words with load, load_once, zero, add, mul32 (of low halves), mul64 (by
+// one number) and sum; `digit`, the i-th of a word in its low half; `add_product` of a digit's square and a 32-bit key;
+// `differing`, which of 64 units differ; `emit`, which writes the changes that such a mask names and may write up to 64
+// places beyond them; and `kGroupsAtOnce`, after how many of these it looks whether any differ.
 #pragma once
 
 #include <bit>
@@ -13,121 +13,110 @@
 namespace syncline {
 namespace {
 
-template <std::size_t W>
-struct UnitOf;
-template <>
-struct UnitOf<1> {
-  using type = std::uint8_t;
-};
-template <>
-struct UnitOf<2> {
-  using type = std::uint16_t;
-};
-template <>
-struct UnitOf<4> {
-  using type = std::uint32_t;
-};
-template <>
-struct UnitOf<8> {
-  using type = std::uint64_t;
-};
-template <std::size_t W>
-using Unit = typename UnitOf<W>::type;
-
 constexpr std::size_t kGroup = 64;
 
-// One bit after the other: best when few are set, and the only way that fits exactly.
+// Every round writes four changes, wanted or not, so that the usual small counts cost no wrong guess of a
+// branch. What lies beyond the last change is overwritten by the next group, or is not looked at.
 template <std::size_t W>
-inline void emit_bits(const DiffTask& task, std::size_t at, std::uint64_t mask, std::size_t found) noexcept {
-  for (; mask != 0; mask &= mask - 1, ++found) {
-    const std::size_t place = at + static_cast<std::size_t>(std::countr_zero(mask));
-    const auto fresh = load<Unit<W>>(task.new_bits + place * W);
-    task.offsets[found] = static_cast<std::uint32_t>(place);
-    store(task.changed_old + found * W, load<Unit<W>>(task.old_bits + place * W));
-    store(task.changed_new + found * W, fresh);
-    if (task.refresh) store(task.old_bits + place * W, fresh);
-  }
+[[maybe_unused]] inline void emit_by_bits(const DiffTask& task, std::size_t at, std::uint64_t mask,
+                                          std::size_t found) noexcept {
+  do {
+    for (std::size_t i = 0; i < 4; ++i, ++found, mask &= mask - 1) {
+      const std::size_t place = at + static_cast<std::size_t>(std::countr_zero(mask)) % kGroup;
+      const auto fresh = load<Unit<W>>(task.new_bits + place * W);
+      task.offsets[found] = static_cast<std::uint32_t>(place);
+      store(task.changed_old + found * W, load<Unit<W>>(task.old_bits + place * W));
+      store(task.changed_new + found * W, fresh);
+      if (task.refresh) store(task.old_bits + place * W, fresh);
+    }
+  } while (mask != 0);
 }
 
+// Goes on from `done` up to `end`, one unit after the other.
 template <std::size_t W>
-inline std::uint64_t differing_tail(const DiffTask& task, std::size_t at) noexcept {
-  std::uint64_t mask = 0;
-  for (std::size_t i = at; i < task.end; ++i) {
-    const bool differs = load<Unit<W>>(task.old_bits + i * W) != load<Unit<W>>(task.new_bits + i * W);
-    mask |= std::uint64_t{differs} << (i - at);
-  }
-  return mask;
+inline Progress diff_units(DiffTask task, Progress done, std::size_t end) noexcept {
+  task.begin = done.stop;
+  task.end = end;
+  task.offsets += done.found;
+  task.changed_old += done.found * W;
+  task.changed_new += done.found * W;
+  task.capacity -= done.found;
+  const Progress more = scalar_table.diff(task, W);
+  return {more.stop, done.found + more.found};
 }
 
+// Units before the first that begins a cache line: vectors that straddle lines cost twice.
+template <std::size_t W>
+inline std::size_t units_to_line(const unsigned char* at) noexcept {
+  const std::size_t past = reinterpret_cast<std::uintptr_t>(at) % 64;
+  return past % W == 0 ? (64 - past) % 64 / W : 0;
+}
+
+// Blocks of several groups, so that equal stretches cost one branch; the ends, and the last of the room for
+// changes, are left to the scalar kernel.
 template <typename V, std::size_t W>
 Progress diff_width(const DiffTask& task) noexcept {
-  std::size_t at = task.begin;
-  std::size_t found = 0;
-  for (; at < task.end; at += kGroup) {
-    const bool is_whole = task.end - at >= kGroup;
-    const std::uint64_t mask = is_whole ? V::template differing<W>(task.old_bits + at * W, task.new_bits + at * W)
-                                        : differing_tail<W>(task, at);
-    if (mask == 0) continue;
-    const auto count = static_cast<std::size_t>(std::popcount(mask));
-    if (count > task.capacity - found) return {at, found};
-    if (is_whole && task.capacity - found >= kGroup) {
-      V::template emit<W>(task, at, mask, found);
-    } else {
-      emit_bits<W>(task, at, mask, found);
+  constexpr std::size_t kBlock = V::kGroupsAtOnce * kGroup;
+  const std::size_t count = task.end - task.begin;
+  const std::size_t to_line = units_to_line<W>(task.new_bits + task.begin * W);
+  const std::size_t first = task.begin + (to_line < count ? to_line : count);
+  auto [at, found] = diff_units<W>(task, {task.begin, 0}, first);
+  for (; task.end - at >= kBlock && task.capacity - found >= kBlock; at += kBlock) {
+    std::uint64_t masks[V::kGroupsAtOnce];
+    std::uint64_t any = 0;
+    for (std::size_t g = 0; g < V::kGroupsAtOnce; ++g) {
+      const std::size_t here = (at + g * kGroup) * W;
+      any |= masks[g] = V::template differing<W>(task.old_bits + here, task.new_bits + here);
     }
-    found += count;
+    if (any == 0) continue;
+    for (std::size_t g = 0; g < V::kGroupsAtOnce; ++g) {
+      V::template emit<W>(task, at + g * kGroup, masks[g], found);
+      found += static_cast<std::size_t>(std::popcount(masks[g]));
+    }
   }
-  return {task.end, found};
+  return diff_units<W>(task, {at, found}, task.end);
 }
 
 template <typename V>
 Progress diff_all(const DiffTask& task, unsigned unit_bytes) noexcept {
-  switch (unit_bytes) {
-    case 1:
-      return diff_width<V, 1>(task);
-    case 2:
-      return diff_width<V, 2>(task);
-    case 4:
-      return diff_width<V, 4>(task);
-    default:
-      return diff_width<V, 8>(task);
-  }
+  return with_width(unit_bytes, [&](auto width) { return diff_width<V, width()>(task); });
 }
 
-constexpr std::size_t kRowsAtOnce = 2;
+// More, and their sums no longer fit in the registers.
+constexpr std::size_t kRowsAtOnce = 4;
 
-// A 64-bit word holds 8 / W digits. Each is brought to the low half and squared: 16 or 32 bits, or 64 where W
-// is 4. The sums wrap, so their order is free. Rows share each load of a key; row keys are applied once a row.
+// A 64-bit word holds 8 / W digits. Each is brought to the low half and squared; the sums wrap, so their order
+// is free. Several rows share each load of a key. Meanwhile the next rows are fetched in order, which the
+// processor does not foresee from reading rows side by side. Row keys are applied once a row.
 template <typename V, std::size_t W, std::size_t kRows>
-inline void add_rows(const unsigned char* digits, std::uint64_t row, Lanes seeds, typename V::Word* total_a,
-                     typename V::Word* total_b) noexcept {
+inline void add_rows(const unsigned char* digits, std::uint64_t row, Lanes seeds, typename V::Word& total_a,
+                     typename V::Word& total_b) noexcept {
   constexpr std::size_t kPerWord = 8 / W;
   constexpr std::size_t kWords = kRowDigits / kPerWord;
-  const std::uint64_t* key_a = keys.word[std::countr_zero(W)][0];
-  const std::uint64_t* key_b = keys.word[std::countr_zero(W)][1];
+  constexpr std::size_t kRowBytes = kRowDigits * W;
+  const auto& word_keys = keys.word[std::countr_zero(W)];
   typename V::Word sum_a[kRows];
   typename V::Word sum_b[kRows];
   for (std::size_t r = 0; r < kRows; ++r) sum_a[r] = sum_b[r] = V::zero();
   for (std::size_t word = 0; word < kWords; word += V::kLanes) {
     typename V::Word data[kRows];
-    for (std::size_t r = 0; r < kRows; ++r) {
-      const unsigned char* at = digits + r * kRowDigits * W + word * 8;
-      data[r] = V::load(at);
-    }
+    for (std::size_t r = 0; r < kRows; ++r) data[r] = V::load_once(digits + r * kRowBytes + word * 8);
+    const unsigned char* ahead = digits + kRows * kRowBytes + word * 8 * kRows;
+    for (std::size_t byte = 0; byte < kRows * V::kLanes * 8; byte += 64) __builtin_prefetch(ahead + byte);
     for (std::size_t i = 0; i < kPerWord; ++i) {
-      const auto a = V::load(key_a + i * kWords + word);
-      const auto b = V::load(key_b + i * kWords + word);
+      const auto key_a = V::load(&word_keys[0][i * kWords + word]);
+      const auto key_b = V::load(&word_keys[1][i * kWords + word]);
       for (std::size_t r = 0; r < kRows; ++r) {
         const auto digit = V::template digit<W>(data[r], i);
         const auto square = V::mul32(digit, digit);
-        sum_a[r] = V::add(sum_a[r], V::template mul_key<W>(square, a));
-        sum_b[r] = V::add(sum_b[r], V::template mul_key<W>(square, b));
+        sum_a[r] = V::template add_product<W>(sum_a[r], square, key_a);
+        sum_b[r] = V::template add_product<W>(sum_b[r], square, key_b);
       }
     }
   }
   for (std::size_t r = 0; r < kRows; ++r) {
-    *total_a = V::add(*total_a, V::mul64(sum_a[r], row_key(seeds.a, row + r)));
-    *total_b = V::add(*total_b, V::mul64(sum_b[r], row_key(seeds.b, row + r)));
+    total_a = V::add(total_a, V::mul64(sum_a[r], row_key(seeds.a, row + r)));
+    total_b = V::add(total_b, V::mul64(sum_b[r], row_key(seeds.b, row + r)));
   }
 }
 
@@ -136,48 +125,41 @@ Lanes rows_width(const unsigned char* digits, std::size_t row_count, std::uint64
   auto total_a = V::zero();
   auto total_b = V::zero();
   std::size_t r = 0;
-  for (; r + kRowsAtOnce <= row_count; r += kRowsAtOnce) {
-    add_rows<V, W, kRowsAtOnce>(digits + r * kRowDigits * W, row + r, seeds, &total_a, &total_b);
+  for (; row_count - r >= kRowsAtOnce; r += kRowsAtOnce) {
+    add_rows<V, W, kRowsAtOnce>(digits + r * kRowDigits * W, row + r, seeds, total_a, total_b);
   }
-  for (; r < row_count; ++r) {
-    add_rows<V, W, 1>(digits + r * kRowDigits * W, row + r, seeds, &total_a, &total_b);
-  }
+  for (; r < row_count; ++r) add_rows<V, W, 1>(digits + r * kRowDigits * W, row + r, seeds, total_a, total_b);
   return {V::sum(total_a), V::sum(total_b)};
 }
 
 template <typename V>
 Lanes rows_all(const unsigned char* digits, std::size_t row_count, unsigned digit_bytes, std::uint64_t row,
                Lanes seeds) noexcept {
-  switch (digit_bytes) {
-    case 1:
-      return rows_width<V, 1>(digits, row_count, row, seeds);
-    case 2:
-      return rows_width<V, 2>(digits, row_count, row, seeds);
-    default:
-      return rows_width<V, 4>(digits, row_count, row, seeds);
-  }
+  return with_width(digit_bytes, [&](auto width) {
+    constexpr std::size_t kDigitBytes = width() == 8 ? 4 : width();
+    return rows_width<V, kDigitBytes>(digits, row_count, row, seeds);
+  });
 }
 
 template <typename V>
 std::uint64_t read_all(const unsigned char* first, const unsigned char* second, std::size_t size) noexcept {
-  constexpr std::size_t kStep = 4 * V::kLanes * 8;
+  constexpr std::size_t kVector = V::kLanes * 8;
   typename V::Word sums[8];
   for (auto& sum : sums) sum = V::zero();
   std::size_t at = 0;
-  for (; at + kStep <= size; at += kStep) {
+  for (; size - at >= 4 * kVector; at += 4 * kVector) {
     for (std::size_t i = 0; i < 4; ++i) {
-      sums[i] = V::add(sums[i], V::load(first + at + i * V::kLanes * 8));
-      sums[4 + i] = V::add(sums[4 + i], V::load(second + at + i * V::kLanes * 8));
+      sums[i] = V::add(sums[i], V::load(first + at + i * kVector));
+      sums[4 + i] = V::add(sums[4 + i], V::load(second + at + i * kVector));
     }
   }
-  std::uint64_t total = 0;
+  std::uint64_t total = scalar_table.read_words(first + at, second + at, size - at);
   for (const auto& sum : sums) total += V::sum(sum);
-  for (; at < size; at += 8) total += load<std::uint64_t>(first + at) + load<std::uint64_t>(second + at);
   return total;
 }
 
 template <typename V>
-constexpr Table table_of() {
+constexpr Table table_of() noexcept {
   return {diff_all<V>, rows_all<V>, read_all<V>};
 }
 

@@ -1,4 +1,6 @@
-// One table of kernels, chosen on first use; and what every instruction set shares.
+// Which kernels are in use, and the kernels' fronts that do what no instruction set changes.
+#include <algorithm>
+#include <array>
 #include <atomic>
 
 #include "table.h"
@@ -6,18 +8,19 @@
 namespace syncline {
 namespace {
 
-const Table* table_for(Isa isa) noexcept {
+constexpr std::array kFastestFirst = {Isa::neon, Isa::avx512, Isa::avx2, Isa::scalar};
+constexpr int kNone = -1;
+constinit std::atomic<int> chosen{kNone};
+
+const Table* table_of(Isa isa) noexcept {
   switch (isa) {
     case Isa::scalar:
       return &scalar_table;
 #if defined(__x86_64__)
     case Isa::avx2:
-      return __builtin_cpu_supports("avx2") ? &avx2_table : nullptr;
+      return &avx2_table;
     case Isa::avx512:
-      return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-                     __builtin_cpu_supports("avx512vbmi2") && __builtin_cpu_supports("avx512vpopcntdq")
-                 ? &avx512_table
-                 : nullptr;
+      return &avx512_table;
 #elif defined(__aarch64__)
     case Isa::neon:
       return &neon_table;
@@ -27,36 +30,20 @@ const Table* table_for(Isa isa) noexcept {
   }
 }
 
-Isa best() noexcept {
-  for (const Isa isa : {Isa::avx512, Isa::avx2, Isa::neon}) {
-    if (table_for(isa) != nullptr) return isa;
+bool runs(Isa isa) noexcept {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (isa == Isa::avx2 || isa == Isa::avx512) {
+    const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") &&
+                          __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("popcnt");
+    if (!has_avx2 || isa == Isa::avx2) return has_avx2;
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512vbmi2") && __builtin_cpu_supports("avx512ifma") &&
+           __builtin_cpu_supports("avx512vpopcntdq");
   }
-  return Isa::scalar;
-}
-
-std::atomic<int> chosen{-1};
-
-const Table& table() noexcept { return *table_for(selected_isa()); }
-
-std::uint64_t digit_at(const unsigned char* bits, std::size_t index, unsigned digit_bytes) noexcept {
-  const unsigned char* at = bits + index * digit_bytes;
-  if (digit_bytes == 1) return *at;
-  if (digit_bytes == 2) return load<std::uint16_t>(at);
-  return load<std::uint32_t>(at);
-}
-
-// Digits of one row that is not whole.
-void add_digits(const unsigned char* bits, std::size_t count, unsigned digit_bytes, std::uint64_t first,
-                Lanes seeds, Lanes* total) noexcept {
-  Lanes sum{0, 0};
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::uint64_t digit = digit_at(bits, i, digit_bytes);
-    const std::size_t column = (first + i) % kRowDigits;
-    sum.a += digit * digit * keys.column[0][column];
-    sum.b += digit * digit * keys.column[1][column];
-  }
-  total->a += sum.a * row_key(seeds.a, first / kRowDigits);
-  total->b += sum.b * row_key(seeds.b, first / kRowDigits);
+#endif
+  return table_of(isa) != nullptr;
 }
 
 }  // namespace
@@ -66,79 +53,60 @@ const char* isa_name(Isa isa) noexcept {
   return kNames[static_cast<int>(isa)];
 }
 
-bool isa_available(Isa isa) noexcept { return table_for(isa) != nullptr; }
+bool isa_available(Isa isa) noexcept {
+  return table_of(isa) != nullptr && runs(isa);
+}
 
 bool select_isa(Isa isa) noexcept {
   if (!isa_available(isa)) return false;
-  chosen.store(static_cast<int>(isa), std::memory_order_relaxed);
+  chosen.store(static_cast<int>(isa));
   return true;
 }
 
 Isa selected_isa() noexcept {
-  const int isa = chosen.load(std::memory_order_relaxed);
-  return isa >= 0 ? static_cast<Isa>(isa) : best();
+  int isa = chosen.load();
+  if (isa == kNone) {
+    isa = static_cast<int>(*std::find_if(kFastestFirst.begin(), kFastestFirst.end(), isa_available));
+    // Another thread may have chosen meanwhile; then its choice stands.
+    int none = kNone;
+    if (!chosen.compare_exchange_strong(none, isa)) isa = none;
+  }
+  return static_cast<Isa>(isa);
 }
 
-Progress diff(const DiffTask& task, unsigned unit_bytes) noexcept { return table().diff(task, unit_bytes); }
+const Table& table() noexcept {
+  return *table_of(selected_isa());
+}
 
-std::uint64_t read_words(const unsigned char* first, const unsigned char* second, std::size_t size) noexcept {
-  return table().read_words(first, second, size);
+Progress diff(const DiffTask& task, unsigned unit_bytes) noexcept {
+  return table().diff(task, unit_bytes);
 }
 
 Lanes fingerprint(const unsigned char* bits, std::size_t count, unsigned unit_bytes, std::uint64_t start,
                   Lanes seeds) noexcept {
-  const unsigned digit_bytes = unit_bytes < 4 ? unit_bytes : 4;
-  std::uint64_t first = start * (unit_bytes / digit_bytes);
+  const unsigned digit_bytes = std::min(unit_bytes, 4u);
   std::size_t left = count * (unit_bytes / digit_bytes);
+  std::uint64_t digit = start * (unit_bytes / digit_bytes);
   Lanes total{0, 0};
-  const std::size_t into_row = first % kRowDigits;
-  if (into_row != 0) {
-    const std::size_t head = left < kRowDigits - into_row ? left : kRowDigits - into_row;
-    add_digits(bits, head, digit_bytes, first, seeds, &total);
-    bits += head * digit_bytes;
-    first += head;
-    left -= head;
-  }
+  const auto add = [&](std::size_t digits, Lanes lanes) {
+    total = {total.a + lanes.a, total.b + lanes.b};
+    bits += digits * digit_bytes;
+    digit += digits;
+    left -= digits;
+  };
+  const auto add_part = [&](std::size_t digits) {
+    const std::size_t column = digit % kRowDigits;
+    add(digits, fingerprint_part(bits, digits, digit_bytes, column, digit / kRowDigits, seeds));
+  };
+  if (digit % kRowDigits != 0) add_part(std::min(left, kRowDigits - digit % kRowDigits));
   const std::size_t rows = left / kRowDigits;
-  if (rows != 0) {
-    const Lanes whole = table().fingerprint_rows(bits, rows, digit_bytes, first / kRowDigits, seeds);
-    total.a += whole.a;
-    total.b += whole.b;
-  }
-  const std::size_t done = rows * kRowDigits;
-  if (left > done) add_digits(bits + done * digit_bytes, left - done, digit_bytes, first + done, seeds, &total);
+  add(rows * kRowDigits, table().fingerprint_rows(bits, rows, digit_bytes, digit / kRowDigits, seeds));
+  add_part(left);
   return total;
 }
 
-Lanes fingerprint_change(const std::uint32_t* offsets, const unsigned char* old_bits,
-                         const unsigned char* new_bits, std::size_t count, unsigned unit_bytes,
-                         std::uint64_t start, Lanes seeds) noexcept {
-  const unsigned digit_bytes = unit_bytes < 4 ? unit_bytes : 4;
-  const unsigned per_unit = unit_bytes / digit_bytes;
-  Lanes total{0, 0};
-  Lanes in_row{0, 0};
-  std::uint64_t row = 0;
-  const auto close_row = [&]() noexcept {
-    total.a += in_row.a * row_key(seeds.a, row);
-    total.b += in_row.b * row_key(seeds.b, row);
-    in_row = {0, 0};
-  };
-  for (std::size_t i = 0; i < count; ++i) {
-    for (unsigned part = 0; part < per_unit; ++part) {
-      const std::uint64_t place = (start + offsets[i]) * per_unit + part;
-      if (place / kRowDigits != row) {
-        close_row();
-        row = place / kRowDigits;
-      }
-      const std::uint64_t before = digit_at(old_bits, i * per_unit + part, digit_bytes);
-      const std::uint64_t after = digit_at(new_bits, i * per_unit + part, digit_bytes);
-      const std::uint64_t rise = after * after - before * before;
-      in_row.a += rise * keys.column[0][place % kRowDigits];
-      in_row.b += rise * keys.column[1][place % kRowDigits];
-    }
-  }
-  close_row();
-  return total;
+std::uint64_t read_words(const unsigned char* first, const unsigned char* second, std::size_t size) noexcept {
+  return table().read_words(first, second, size);
 }
 
 }  // namespace syncline

@@ -6,27 +6,16 @@ namespace {
 
 constexpr std::uint64_t kEscape = 255;
 
-template <typename Unit>
-void scatter_units(unsigned char* target, const std::uint32_t* offsets, const unsigned char* bits,
-                   std::size_t count) noexcept {
-  for (std::size_t i = 0; i < count; ++i) {
-    store(target + std::size_t{offsets[i]} * sizeof(Unit), load<Unit>(bits + i * sizeof(Unit)));
-  }
-}
-
-template <typename Unit>
-void gather_units(const unsigned char* source, const std::uint32_t* offsets, unsigned char* bits,
-                  std::size_t count) noexcept {
-  for (std::size_t i = 0; i < count; ++i) {
-    store(bits + i * sizeof(Unit), load<Unit>(source + std::size_t{offsets[i]} * sizeof(Unit)));
-  }
-}
+// How many changes ahead `gather` fetches memory; writes gain nothing by it.
+constexpr std::size_t kAhead = 64;
 
 Outcome check_range(const std::uint32_t* offsets, std::size_t count, std::size_t limit) noexcept {
-  for (std::size_t i = 0; i < count; ++i) {
-    if (offsets[i] >= limit) return {Status::out_of_range, i};
-  }
-  return {Status::ok, count};
+  std::uint32_t highest = 0;
+  for (std::size_t i = 0; i < count; ++i) highest = offsets[i] > highest ? offsets[i] : highest;
+  if (count == 0 || highest < limit) return {Status::ok, count};
+  std::size_t first = 0;
+  while (offsets[first] < limit) ++first;
+  return {Status::out_of_range, first};
 }
 
 }  // namespace
@@ -39,42 +28,58 @@ void xor_bytes(const unsigned char* a, const unsigned char* b, unsigned char* ou
 
 Outcome scatter(unsigned char* target, std::size_t target_count, const std::uint32_t* offsets,
                 const unsigned char* bits, std::size_t count, unsigned unit_bytes) noexcept {
-  const Outcome checked = check_range(offsets, count, target_count);
-  if (checked.status != Status::ok) return checked;
-  switch (unit_bytes) {
-    case 1:
-      scatter_units<std::uint8_t>(target, offsets, bits, count);
-      break;
-    case 2:
-      scatter_units<std::uint16_t>(target, offsets, bits, count);
-      break;
-    case 4:
-      scatter_units<std::uint32_t>(target, offsets, bits, count);
-      break;
-    default:
-      scatter_units<std::uint64_t>(target, offsets, bits, count);
-  }
-  return checked;
+  const Outcome outcome = check_range(offsets, count, target_count);
+  if (outcome.status != Status::ok) return outcome;
+  return with_width(unit_bytes, [&](auto width) {
+    constexpr std::size_t W = width();
+    for (std::size_t i = 0; i < count; ++i) store(target + offsets[i] * W, load<Unit<W>>(bits + i * W));
+    return outcome;
+  });
 }
 
-Outcome gather(const unsigned char* source, std::size_t source_count, const std::uint32_t* offsets,
-               unsigned char* bits, std::size_t count, unsigned unit_bytes) noexcept {
-  const Outcome checked = check_range(offsets, count, source_count);
-  if (checked.status != Status::ok) return checked;
-  switch (unit_bytes) {
-    case 1:
-      gather_units<std::uint8_t>(source, offsets, bits, count);
-      break;
-    case 2:
-      gather_units<std::uint16_t>(source, offsets, bits, count);
-      break;
-    case 4:
-      gather_units<std::uint32_t>(source, offsets, bits, count);
-      break;
-    default:
-      gather_units<std::uint64_t>(source, offsets, bits, count);
-  }
-  return checked;
+Outcome gather(const unsigned char* source, std::size_t source_count, const std::uint32_t* offsets, unsigned char* bits,
+               std::size_t count, unsigned unit_bytes) noexcept {
+  const Outcome outcome = check_range(offsets, count, source_count);
+  if (outcome.status != Status::ok) return outcome;
+  return with_width(unit_bytes, [&](auto width) {
+    constexpr std::size_t W = width();
+    for (std::size_t i = 0; i < count; ++i) {
+      if (count - i > kAhead) __builtin_prefetch(source + offsets[i + kAhead] * W);
+      store(bits + i * W, load<Unit<W>>(source + offsets[i] * W));
+    }
+    return outcome;
+  });
+}
+
+Lanes fingerprint_change(const std::uint32_t* offsets, const unsigned char* old_bits, const unsigned char* new_bits,
+                         std::size_t count, unsigned unit_bytes, std::uint64_t start, Lanes seeds) noexcept {
+  return with_width(unit_bytes, [&](auto width) {
+    constexpr std::size_t kDigitBytes = width() == 8 ? 4 : width();
+    constexpr std::size_t kDigits = width() / kDigitBytes;
+    Lanes total{0, 0};
+    Lanes inner{0, 0};
+    std::uint64_t row = 0;
+    // Neighbours share a row, so that row keys are made about once a row.
+    const auto finish_row = [&] {
+      total.a += inner.a * row_key(seeds.a, row);
+      total.b += inner.b * row_key(seeds.b, row);
+      inner = {0, 0};
+    };
+    for (std::size_t i = 0; i < count * kDigits; ++i) {
+      const std::uint64_t digit = (start + offsets[i / kDigits]) * kDigits + i % kDigits;
+      if (digit / kRowDigits != row) {
+        finish_row();
+        row = digit / kRowDigits;
+      }
+      const std::uint64_t before = load<Unit<kDigitBytes>>(old_bits + i * kDigitBytes);
+      const std::uint64_t after = load<Unit<kDigitBytes>>(new_bits + i * kDigitBytes);
+      const std::uint64_t rise = after * after - before * before;
+      inner.a += keys.column[0][digit % kRowDigits] * rise;
+      inner.b += keys.column[1][digit % kRowDigits] * rise;
+    }
+    finish_row();
+    return total;
+  });
 }
 
 Outcome encode_gaps(const std::uint32_t* offsets, std::size_t count, unsigned low_bytes, unsigned char* low,
@@ -82,7 +87,8 @@ Outcome encode_gaps(const std::uint32_t* offsets, std::size_t count, unsigned lo
   std::size_t used = 0;
   std::uint64_t next = 0;
   for (std::size_t i = 0; i < count; ++i) {
-    if (offsets[i] < next) return {Status::not_ascending, i};
+    // None is beyond the last, so that gaps never need more room than the last one tells.
+    if (offsets[i] < next || offsets[i] > offsets[count - 1]) return {Status::not_ascending, i};
     std::uint64_t gap = offsets[i] - next;
     next = std::uint64_t{offsets[i]} + 1;
     for (unsigned byte = 0; byte < low_bytes; ++byte) {
@@ -96,9 +102,8 @@ Outcome encode_gaps(const std::uint32_t* offsets, std::size_t count, unsigned lo
   return {Status::ok, count};
 }
 
-Outcome decode_gaps(const unsigned char* low, unsigned low_bytes, const unsigned char* high,
-                    std::size_t high_size, std::uint64_t limit, std::uint32_t* offsets,
-                    std::size_t count) noexcept {
+Outcome decode_gaps(const unsigned char* low, unsigned low_bytes, const unsigned char* high, std::size_t high_size,
+                    std::uint64_t limit, std::uint32_t* offsets, std::size_t count) noexcept {
   std::size_t at = 0;
   std::uint64_t next = 0;
   for (std::size_t i = 0; i < count; ++i) {

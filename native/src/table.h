@@ -1,8 +1,9 @@
-// What one instruction set offers. Code that every file of kernels shares is static here: each file is
+// What one instruction set offers, and what all files of kernels share. Shared code is static: each file is
 // compiled with its own flags, and the linker must never choose an AVX copy for the baseline.
 #pragma once
 
 #include <cstring>
+#include <type_traits>
 
 #include "kernels.h"
 
@@ -11,16 +12,18 @@ namespace syncline {
 struct Table {
   Progress (*diff)(const DiffTask&, unsigned unit_bytes) noexcept;
   // Whole rows of 1024 digits of `digit_bytes` (1, 2 or 4) each, the first of which is row `row`.
-  Lanes (*fingerprint_rows)(const unsigned char* digits, std::size_t row_count, unsigned digit_bytes,
-                            std::uint64_t row, Lanes seeds) noexcept;
-  std::uint64_t (*read_words)(const unsigned char* first, const unsigned char* second,
-                              std::size_t size) noexcept;
+  Lanes (*fingerprint_rows)(const unsigned char* digits, std::size_t row_count, unsigned digit_bytes, std::uint64_t row,
+                            Lanes seeds) noexcept;
+  std::uint64_t (*read_words)(const unsigned char* first, const unsigned char* second, std::size_t size) noexcept;
 };
 
 extern const Table scalar_table;
 extern const Table avx2_table;
 extern const Table avx512_table;
 extern const Table neon_table;
+
+// The kernels in use.
+const Table& table() noexcept;
 
 constexpr std::size_t kRowDigits = 1024;
 
@@ -45,6 +48,16 @@ extern const Keys keys;
   return splitmix(seed + row * 0xD1342543DE82EF95u) | 1;
 }
 
+// Part of one row: `count` digits from `column` on, all within the row; the row key is applied.
+Lanes fingerprint_part(const unsigned char* digits, std::size_t count, unsigned digit_bytes, std::size_t column,
+                       std::uint64_t row, Lanes seeds) noexcept;
+
+template <std::size_t W>
+using Unit = std::conditional_t<
+    W == 1, std::uint8_t,
+    std::conditional_t<W == 2, std::uint16_t, std::conditional_t<W == 4, std::uint32_t, std::uint64_t>>>;
+
+// Pointers are to bytes of any alignment, so that units are read and written through these two.
 template <typename Word>
 static inline Word load(const unsigned char* at) noexcept {
   Word word;
@@ -55,6 +68,21 @@ static inline Word load(const unsigned char* at) noexcept {
 template <typename Word>
 static inline void store(unsigned char* at, Word word) noexcept {
   std::memcpy(at, &word, sizeof word);
+}
+
+// Calls `body` with the width as a compile-time constant.
+template <typename Body>
+static inline auto with_width(unsigned width, Body body) noexcept {
+  switch (width) {
+    case 1:
+      return body(std::integral_constant<std::size_t, 1>{});
+    case 2:
+      return body(std::integral_constant<std::size_t, 2>{});
+    case 4:
+      return body(std::integral_constant<std::size_t, 4>{});
+    default:
+      return body(std::integral_constant<std::size_t, 8>{});
+  }
 }
 
 }  // namespace syncline

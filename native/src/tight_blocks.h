@@ -68,8 +68,7 @@ struct Block {
 };
 
 template <std::size_t W, unsigned C>
-inline void classify_some(const unsigned char* units, std::size_t count, const ClassMap& map,
-                          Block* block) noexcept {
+inline void classify_some(const unsigned char* units, std::size_t count, const ClassMap& map, Block* block) noexcept {
   for (unsigned c = 0; c < C; ++c) block->members[c] = 0;
   for (std::size_t i = 0; i < count; ++i) {
     const unsigned c = class_of(unit_at<W>(units, i), map);
@@ -209,7 +208,7 @@ inline std::uint64_t take_marks(Walk* walk, Left* all_left, unsigned c, std::uin
 // Returns kMaxClasses, or the class that has more changes than announced.
 template <std::size_t W>
 inline unsigned emit_changes(const FindTask& task, Walk* walk, const Block& block, std::size_t at,
-                         std::uint64_t changed, std::size_t* found) noexcept {
+                             std::uint64_t changed, std::size_t* found) noexcept {
   for (; changed != 0; changed &= changed - 1) {
     const auto place = static_cast<std::size_t>(std::countr_zero(changed));
     const unsigned c = block.class_of[place];

@@ -24,7 +24,9 @@ inline void store(unsigned char* at, Word word) noexcept {
   std::memcpy(at, &word, sizeof word);
 }
 
-inline u64 low_mask(unsigned bits) noexcept { return (u64{1} << bits) - 1; }  // bits below 64
+inline u64 low_mask(unsigned bits) noexcept {
+  return (u64{1} << bits) - 1;
+}  // bits below 64
 
 // Both readers answer zeros beyond the end and remember only where they are; the end is checked once.
 class Bits {
@@ -33,7 +35,8 @@ class Bits {
 
   // The 64 bits from byte `at` on.
   u64 word(std::size_t at) const noexcept {
-    if (at + 8 <= size_) [[likely]] return load<u64>(data_ + at);
+    if (at + 8 <= size_) [[likely]]
+      return load<u64>(data_ + at);
     u64 out = 0;
     if (at < size_) std::memcpy(&out, data_ + at, size_ - at);
     return out;
@@ -54,12 +57,12 @@ class UnaryReader {
     u64 found = 0;
     u64 word = bits_.word(at_ >> 3) >> (at_ & 7);
     while (word == 0) [[unlikely]] {
-      const u64 skipped = 64 - (at_ & 7);
-      at_ += skipped;
-      found += skipped;
-      if (at_ >> 3 >= bits_.size()) return false;
-      word = bits_.word(at_ >> 3);
-    }
+        const u64 skipped = 64 - (at_ & 7);
+        at_ += skipped;
+        found += skipped;
+        if (at_ >> 3 >= bits_.size()) return false;
+        word = bits_.word(at_ >> 3);
+      }
     const auto here = static_cast<u64>(std::countr_zero(word));
     at_ += here + 1;
     *zeros = found + here;
@@ -293,9 +296,9 @@ void write_lists(const ClassEntry* entries, unsigned classes, const u32* marks, 
   *fields_size = out.fields.finish();
 }
 
-TightOutcome read_lists(const ClassEntry* entries, unsigned classes, const unsigned char* unary,
-                        std::size_t unary_size, const unsigned char* fields, std::size_t fields_size, u64 limit,
-                        unsigned unit_bytes, u32* marks, unsigned char* zigzag) noexcept {
+TightOutcome read_lists(const ClassEntry* entries, unsigned classes, const unsigned char* unary, std::size_t unary_size,
+                        const unsigned char* fields, std::size_t fields_size, u64 limit, unsigned unit_bytes,
+                        u32* marks, unsigned char* zigzag) noexcept {
   Reader in{UnaryReader(unary, unary_size), FieldReader(fields, fields_size)};
   switch (unit_bytes) {
     case 1:

@@ -42,7 +42,8 @@ std::uint64_t unit(const unsigned char* at, unsigned width) {
   return value;
 }
 
-void check_diff(Isa isa, unsigned width, std::size_t count, unsigned percent, bool refresh) {
+// `room` for that many changes at a time; the comparison is taken up again where it ran out.
+void check_diff(Isa isa, unsigned width, std::size_t count, unsigned percent, bool refresh, std::size_t room) {
   Bytes old_bits(count * width, random_bits() % 8);
   Bytes new_bits(count * width, random_bits() % 8);
   std::vector<std::uint32_t> wanted;
@@ -53,20 +54,26 @@ void check_diff(Isa isa, unsigned width, std::size_t count, unsigned percent, bo
     }
   }
   const std::vector<unsigned char> before(old_bits.data(), old_bits.data() + old_bits.size);
-  const std::size_t room = wanted.size();
-  std::unique_ptr<std::uint32_t[]> offsets(new std::uint32_t[room]);
-  std::unique_ptr<unsigned char[]> olds(new unsigned char[room * width]);
-  std::unique_ptr<unsigned char[]> news(new unsigned char[room * width]);
-  const Progress progress = diff({old_bits.data(), new_bits.data(), 0, count, refresh, offsets.get(), olds.get(),
-                                  news.get(), room},
-                                 width);
-  expect(progress.stop == count && progress.found == room, "diff: progress", isa, width, count);
-  bool same = progress.found == room;
-  for (std::size_t i = 0; same && i < room; ++i) {
-    same = offsets[i] == wanted[i] && std::memcmp(olds.get() + i * width, &before[wanted[i] * width], width) == 0 &&
-           std::memcmp(news.get() + i * width, new_bits.data() + wanted[i] * width, width) == 0;
+  std::size_t seen = 0;
+  bool same = true;
+  for (std::size_t begin = 0; same && (begin < count || count == 0);) {
+    std::unique_ptr<std::uint32_t[]> offsets(new std::uint32_t[room]);
+    Bytes olds(room * width, 1);
+    Bytes news(room * width, 3);
+    const Progress progress =
+        diff({old_bits.data(), new_bits.data(), begin, count, refresh, offsets.get(), olds.data(), news.data(), room},
+             width);
+    same = progress.found <= room && seen + progress.found <= wanted.size() &&
+           (progress.stop == count || (progress.stop > begin && progress.stop < count && progress.found > 0));
+    for (std::size_t i = 0; same && i < progress.found; ++i, ++seen) {
+      const std::size_t place = wanted[seen] * std::size_t{width};
+      same = offsets[i] == wanted[seen] && std::memcmp(olds.data() + i * width, &before[place], width) == 0 &&
+             std::memcmp(news.data() + i * width, new_bits.data() + place, width) == 0;
+    }
+    if (progress.stop == count) break;
+    begin = progress.stop;
   }
-  expect(same, "diff: changes", isa, width, count);
+  expect(same && seen == wanted.size(), "diff: changes", isa, width, count);
   const void* left = refresh ? new_bits.data() : before.data();
   expect(count == 0 || std::memcmp(old_bits.data(), left, old_bits.size) == 0, "diff: refresh", isa, width, count);
 }
@@ -134,6 +141,17 @@ void check_gaps(Isa isa, unsigned low_bytes, std::size_t count) {
   expect(outcome.status == Status::wrong_count, "decode_gaps: count", isa, low_bytes, count);
 }
 
+// Offsets that fall: refused before they need more room than the last of them tells.
+void check_falling_gaps(Isa isa) {
+  for (const std::vector<std::uint32_t>& offsets : {std::vector<std::uint32_t>{1000000, 5}, {5, 5}, {0, 9, 3}}) {
+    Bytes high(offsets.size() + offsets.back() / 255, 0);
+    std::size_t used = 0;
+    const Outcome outcome = encode_gaps(offsets.data(), offsets.size(), 0, nullptr, high.data(), &used);
+    expect(outcome.status == Status::not_ascending && outcome.position < offsets.size(), "encode_gaps: falling", isa, 0,
+           offsets.size());
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -146,8 +164,10 @@ int main() {
     for (const std::size_t count : kCounts) {
       for (const unsigned width : {1u, 2u, 4u, 8u}) {
         for (const unsigned percent : {0u, 1u, 10u, 60u, 100u}) {
-          check_diff(isa, width, count, percent, false);
-          check_diff(isa, width, count, percent, true);
+          for (const std::size_t room : {count, count / 3 + 1, std::size_t{200}}) {
+            check_diff(isa, width, count, percent, false, room);
+            check_diff(isa, width, count, percent, true, room);
+          }
         }
         for (const std::uint64_t start : {0ull, 1ull, 1023ull, 1024ull, (1ull << 40) + 5}) {
           check_fingerprint(isa, width, count, start);
@@ -156,6 +176,7 @@ int main() {
       }
       for (const unsigned low_bytes : {0u, 1u, 2u}) check_gaps(isa, low_bytes, count);
     }
+    check_falling_gaps(isa);
     const Bytes first(8 * 1001, 3);
     const Bytes second(8 * 1001, 5);
     Bytes mixed(first.size, 1);

@@ -20,7 +20,9 @@ using Bytes = std::vector<unsigned char>;
 
 std::mt19937_64 random_bits;
 
-std::uint64_t below(std::uint64_t limit) { return random_bits() % limit; }
+std::uint64_t below(std::uint64_t limit) {
+  return random_bits() % limit;
+}
 
 [[noreturn]] void fail(const char* what, int line) {
   std::fprintf(stderr, "line %d: %s\n", line, what);
@@ -57,11 +59,13 @@ void append(Bytes& bytes, unsigned width, std::uint64_t unit) {
   bytes.insert(bytes.end(), from, from + width);
 }
 
-std::uint64_t width_mask(unsigned width) { return ~std::uint64_t{0} >> (64 - 8 * width); }
+std::uint64_t width_mask(unsigned width) {
+  return ~std::uint64_t{0} >> (64 - 8 * width);
+}
 
 Case random_case() {
-  static const unsigned kFields[][3] = {{2, 7, 255}, {2, 10, 31}, {4, 23, 255}, {8, 52, 2047}, {1, 3, 15}, {1, 2, 31},
-                                        {4, 0, 0}};
+  static const unsigned kFields[][3] = {{2, 7, 255}, {2, 10, 31}, {4, 23, 255}, {8, 52, 2047},
+                                        {1, 3, 15},  {1, 2, 31},  {4, 0, 0}};
   const auto& field = kFields[below(7)];
   Case out{};
   out.unit_bytes = field[0];
@@ -104,8 +108,8 @@ RankedCase rank_plainly(const Case& in) {
   std::size_t change = 0;
   for (std::size_t i = 0; i < in.units; ++i) {
     const auto exponent = static_cast<std::int64_t>((unit_at(in.base, in.unit_bytes, i) >> in.map.shift) & in.map.mask);
-    const auto c = static_cast<std::size_t>(
-        std::clamp<std::int64_t>(exponent - in.map.lowest, 0, std::int64_t{in.map.count} - 1));
+    const auto c =
+        static_cast<std::size_t>(std::clamp<std::int64_t>(exponent - in.map.lowest, 0, std::int64_t{in.map.count} - 1));
     if (change < in.offsets.size() && in.offsets[change] == i) {
       ranks[c].push_back(static_cast<std::uint32_t>(out.members[c]));
       order[c].push_back(static_cast<std::uint32_t>(change++));
@@ -124,8 +128,8 @@ RankedCase rank_with(Isa isa, const Case& in) {
   CHECK(select_isa(isa));
   RankedCase out{std::vector<std::uint64_t>(in.map.count), std::vector<std::uint64_t>(in.map.count),
                  std::vector<std::uint32_t>(in.offsets.size()), std::vector<std::uint32_t>(in.offsets.size())};
-  const RankTask task{in.fresh.data(),     in.units,  in.offsets.data(),   in.old_bits.data(), in.offsets.size(),
-                      in.map,              out.members.data(), out.changes.data(), out.ranks.data(), out.order.data()};
+  const RankTask task{in.fresh.data(), in.units,           in.offsets.data(),  in.old_bits.data(), in.offsets.size(),
+                      in.map,          out.members.data(), out.changes.data(), out.ranks.data(),   out.order.data()};
   CHECK(rank_changes(task, in.unit_bytes).status == TightStatus::ok);
   return out;
 }
@@ -201,15 +205,20 @@ Decoded decode(Isa isa, const Case& in, const std::vector<ClassEntry>& entries, 
   CHECK(select_isa(isa));
   std::size_t changes = 0, marks = 0;
   for (const auto& entry : entries) changes += entry.changes, marks += entry.marks;
-  Decoded out{TightStatus::ok, TightStatus::ok, std::vector<std::uint32_t>(marks), std::vector<std::uint32_t>(changes),
-              std::vector<std::uint32_t>(changes), Bytes(changes * in.unit_bytes), Bytes(changes * in.unit_bytes)};
+  Decoded out{TightStatus::ok,
+              TightStatus::ok,
+              std::vector<std::uint32_t>(marks),
+              std::vector<std::uint32_t>(changes),
+              std::vector<std::uint32_t>(changes),
+              Bytes(changes * in.unit_bytes),
+              Bytes(changes * in.unit_bytes)};
   out.read = read_lists(entries.data(), in.map.count, coded.unary.data(), coded.unary.size(), coded.fields.data(),
                         coded.fields.size(), in.units, in.unit_bytes, out.marks.data(), out.zigzag.data())
                  .status;
   if (out.read != TightStatus::ok) return out;
   for (std::size_t i = 0; i < changes; ++i) CHECK(unit_at(out.zigzag, in.unit_bytes, i) != 0);
-  const FindTask task{in.base.data(),     in.units,         in.map, entries.data(), out.marks.data(), out.offsets.data(),
-                      out.order.data(), out.old_bits.data()};
+  const FindTask task{in.base.data(),   in.units,           in.map,           entries.data(),
+                      out.marks.data(), out.offsets.data(), out.order.data(), out.old_bits.data()};
   out.found = find_changes(task, in.unit_bytes).status;
   for (std::size_t i = 0; out.found == TightStatus::ok && i < changes; ++i) {
     CHECK(out.offsets[i] < in.units && (i == 0 || out.offsets[i - 1] < out.offsets[i]) && out.order[i] < changes);
@@ -276,8 +285,9 @@ void check_offsets_that_lie() {
       CHECK(select_isa(isa));
       std::vector<std::uint64_t> members(16), changes(16);
       std::vector<std::uint32_t> ranks(3), order(3);
-      const RankTask task{units.data(),   200,            offsets.data(), old_bits.data(), 3, {7, 255, 0, 16},
-                          members.data(), changes.data(), ranks.data(),   order.data()};
+      const RankTask task{
+          units.data(),   200,          offsets.data(), old_bits.data(), 3, {7, 255, 0, 16}, members.data(),
+          changes.data(), ranks.data(), order.data()};
       CHECK(rank_changes(task, 2).status == TightStatus::not_ascending);
     }
   }

@@ -97,12 +97,12 @@ class Manifest:
         """The tensor entries by canonical name."""
         return {entry.meta.name: entry for entry in self.tensors}
 
-    @property
+    @cached_property
     def payload_bytes(self) -> int:
         """Bytes of all parts together."""
         return sum(part.size_bytes for part in self.parts)
 
-    @property
+    @cached_property
     def model_bytes(self) -> int:
         """Bytes of the model's weights when written out raw."""
         return sum(entry.meta.nbytes for entry in self.tensors)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -188,9 +189,31 @@ def test_any_gap_bytes_are_refused_or_give_legal_offsets(
     np.testing.assert_array_equal(offsets, reference.decode_gaps(*arguments))
 
 
-def test_offsets_that_do_not_rise_have_no_gaps() -> None:
-    with pytest.raises(CodecError, match="rise"):
-        native.encode_gaps(np.array([5, 5], np.uint32), 0)
+@pytest.mark.parametrize("offsets", [[5, 5], [3, 2, 9], [1_000_000, 5], [0, 2**32 - 1, 7]])
+@pytest.mark.parametrize("kernels_of", [native, reference])
+def test_offsets_that_do_not_rise_have_no_gaps(kernels_of: ModuleType, offsets: list[int]) -> None:
+    with pytest.raises(CodecError, match="must rise strictly"):
+        kernels_of.encode_gaps(np.array(offsets, np.uint32), 0)
+
+
+def test_offsets_may_lie_anywhere_in_memory() -> None:
+    places = np.arange(0, 3000, 3, dtype=np.uint32)
+    memory = np.empty(places.nbytes + 1, np.uint8)
+    unaligned = memory[1:].view(np.uint32)
+    unaligned[:] = places
+    assert not unaligned.flags.aligned
+    source = np.arange(3000, dtype=np.uint16)
+    bits = native.gather(source, unaligned)
+    np.testing.assert_array_equal(bits, places)
+    target = np.zeros(3000, np.uint16)
+    native.scatter(target, unaligned, bits)
+    np.testing.assert_array_equal(target[places], places)
+    zeros = np.zeros_like(bits)
+    assert native.fingerprint_change(0, unaligned, zeros, bits, SEEDS) == native.fingerprint(
+        target, 0, SEEDS
+    )
+    low, high = native.encode_gaps(unaligned, 1)
+    np.testing.assert_array_equal(native.decode_gaps(low, high, places.size, 3000), places)
 
 
 @pytest.mark.parametrize("name", ISAS)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -180,3 +182,17 @@ def test_wrong_usage_is_status_2(run: Run, tmp_path: Path) -> None:
         ("pull", tmp_path / "s", tmp_path / "d", "--version", "zero"),
     ):
         assert run(*arguments)[0] == 2, arguments
+
+
+def test_full_standard_output_is_one_line_and_no_traceback(store: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "syncline.cli", "log", str(store), "--json"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 
 import click
 
@@ -43,6 +44,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _fail(arguments: list[str], kind: str, message: str, status: int) -> None:
     line = " ".join(message.split())
     if "--json" in arguments:
-        output.show_json({"error": kind, "message": line})
+        with suppress(OSError):  # standard output itself may be what failed
+            output.show_json({"error": kind, "message": line})
     print(f"error: {line}", file=sys.stderr)
     sys.exit(status)

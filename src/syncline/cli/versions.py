@@ -51,6 +51,8 @@ def publish(
     if as_json:
         output.show_json(report.as_dict())
         return
+    if report.version == 1:
+        output.show_line(f"a new run was begun in {store}")
     ratio = report.full_bytes / max(1, report.payload_bytes)
     output.show_line(
         f"version {report.version} ({report.kind}): {report.changed:,} of {report.total:,} elements "
@@ -73,14 +75,29 @@ def publish(
     help="Change the files, or build the next directory beside it and flip a link.",
 )
 @click.option("--adopt", is_flag=True, help="Take over a checkpoint that Syncline did not make.")
+@click.option("--repair", is_flag=True, help="Start from a full version, put right what differs.")
+@click.option("--full-verify", is_flag=True, help="Read every weight again afterwards.")
 @json_option
 def pull(
-    store: str, directory: Path, version: int | None, mode: Mode, adopt: bool, as_json: bool
+    store: str,
+    directory: Path,
+    version: int | None,
+    mode: Mode,
+    adopt: bool,
+    repair: bool,
+    full_verify: bool,
+    as_json: bool,
 ) -> None:
     """Bring DIRECTORY, a Hugging Face checkpoint or a new path, to a version in STORE."""
     with output.progress("pulling", is_quiet=as_json) as observe:
         engine = CheckpointDir(directory, mode=mode, adopt=adopt)
-        applied = Receiver(open_store(store), engine, observe=observe).sync(version)
+        receiver = Receiver(
+            open_store(store),
+            engine,
+            verify="full" if full_verify else "changed",
+            observe=observe,
+        )
+        applied = receiver.sync(version, repair=repair)
     if as_json:
         output.show_json(applied.as_dict())
         return

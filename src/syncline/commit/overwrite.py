@@ -141,9 +141,17 @@ def attempt(do: Callable[[], None], undo: Callable[[], None]) -> None:
 
 
 def apply_in_memory(
-    records: Iterable[Record], metas: Mapping[str, TensorMeta], target: Target
+    records: Iterable[Record],
+    metas: Mapping[str, TensorMeta],
+    target: Target,
+    commit: Callable[[], None] = lambda: None,
+    revert: Callable[[], None] = lambda: None,
 ) -> None:
     """Overwrite weights that die with the process, so that it either works or never happened.
+
+    Args:
+        commit: notes the new version; part of the update, so that an interrupt cannot come between.
+        revert: notes the old one again.
 
     Memory: the journal, up to 64 MiB of it in memory and all of it in a temporary file above that.
 
@@ -155,7 +163,16 @@ def apply_in_memory(
         writer = JournalWriter(file)
         record_all(records, metas, target, writer)
         journal = Journal(file, "of this update", writer.finish())
-        attempt(lambda: overwrite(journal, target), lambda: restore(journal, target))
+
+        def do() -> None:
+            overwrite(journal, target)
+            commit()
+
+        def undo() -> None:
+            restore(journal, target)
+            revert()
+
+        attempt(do, undo)
 
 
 def _undo(undo: Callable[[], None], error: BaseException) -> None:

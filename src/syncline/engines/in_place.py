@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from syncline import durable
 from syncline.abc import Observe
@@ -135,7 +136,7 @@ class InPlace:
         path = self._folder / JOURNAL
         with failing(f"create {path}"):
             file = path.open("x+b")
-        with file:
+        with _closing(file):
             try:
                 writer = JournalWriter(file)
                 updates.record_all(records, files.metas(), target, writer)
@@ -220,3 +221,13 @@ class InPlace:
                 "choose a new path, or take the checkpoint over with adopt=True (--adopt)"
             )
         CheckpointFiles(self.path).check_unshared()
+
+
+@contextmanager
+def _closing(file: IO[bytes]) -> Iterator[None]:
+    """Close a journal at the end; it was flushed when it was sealed, or an error is on its way already."""
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # closing tries once more to write what a full disk has refused
+            file.close()

@@ -92,11 +92,16 @@ class MemoryEngine(Engine):
 
     def apply(self, records: Iterable[Record], held: HeldVersion) -> None:
         """Overwrite what the records list; see `Engine.apply`."""
+        target, before = ArrayTarget(self._bits), self._held
         try:
-            apply_in_memory(records, self._metas, ArrayTarget(self._bits))
+            apply_in_memory(
+                records, self._metas, target, lambda: self._hold(held), lambda: self._hold(before)
+            )
         except TornUpdateError:
             self._held = None
             raise
+
+    def _hold(self, held: HeldVersion | None) -> None:
         self._held = held
 
     def create(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NoReturn
 
+from syncline import kernels
 from syncline.abc import Engine
 from syncline.arrays import as_bits, torch_meta
 from syncline.commit.overwrite import apply_in_memory
 from syncline.engines.torch_memory import TorchTarget, check_writable, identity, same_memory
 from syncline.errors import ConfigError, LayoutError, TornUpdateError
-from syncline.types import Bits, Record, Span, TensorMeta
+from syncline.types import ZERO, Bits, Fingerprint, Record, Span, TensorMeta
 from syncline.version import HeldVersion
 
 
@@ -75,7 +77,8 @@ class TorchModule(Engine):
 
     def held(self) -> HeldVersion | None:
         """Return the committed version; None if a parameter was replaced since. See `Engine.held`."""
-        if self._held is None or identity(self._live()) != self._held_memory:
+        self._walked = self._live()
+        if self._held is None or identity(self._walked) != self._held_memory:
             return None
         return self._held
 
@@ -83,26 +86,39 @@ class TorchModule(Engine):
         """Return the bits of a tensor; see `Engine.view`.
 
         Aliasing: a view of the parameter if it is contiguous and in host memory, else a copy; of the
-        parameter that the last call of `tensors` found.
+        parameter that the last call of `tensors` or `held` found.
         """
         bits = as_bits(name, self._walked[name])[1].view()
         bits.flags.writeable = False
         return bits
 
     def apply(self, records: Iterable[Record], held: HeldVersion) -> None:
-        """Overwrite what the records list; see `Engine.apply`."""
+        """Overwrite what the records list; see `Engine.apply`.
+
+        Raises:
+            LayoutError: the version has other bits for a name than for one that is tied to it here.
+        """
         live = self._live()
         if identity(live) != identity(self._walked):
             raise LayoutError(
                 "a parameter of the module was replaced during the update; nothing was written; call again"
             )
         metas = {name: torch_meta(name, tensor) for name, tensor in live.items()}
+        before, now = (self._held, self._held_memory), (held, identity(live))
         try:
-            apply_in_memory(records, metas, TorchTarget(live))
+            apply_in_memory(
+                _agreeing(records, live, held),
+                metas,
+                TorchTarget(live),
+                lambda: self._hold(*now),
+                lambda: self._hold(*before),
+            )
         except TornUpdateError:
             self._held = None
             raise
-        self._held, self._held_memory = held, identity(live)
+
+    def _hold(self, held: HeldVersion | None, memory: tuple[object, ...]) -> None:
+        self._held, self._held_memory = held, memory
 
     def create(
         self,
@@ -136,6 +152,45 @@ class TorchModule(Engine):
             check_writable(name, own[entry])
             live[name] = own[entry]
         return live
+
+
+def _agreeing(
+    records: Iterable[Record], live: Mapping[str, Any], held: HeldVersion
+) -> Iterator[Record]:
+    """Pass the records on; refuse at their end if tied tensors, which are one, would get other bits.
+
+    All of them start from the same bits, so they agree if their changes have the same fingerprint.
+    """
+    aliases = _aliases(live)
+    tied = {*aliases, *aliases.values()}
+    totals: defaultdict[str, Fingerprint] = defaultdict(lambda: ZERO)
+    for record in records:
+        if record.name in tied:
+            totals[record.name] += _change(record)
+        yield record
+    listed = held.manifest.by_name
+    first: dict[str, str] = {}
+    for name in (name for name in live if name in tied and name in listed):
+        other = first.setdefault(aliases.get(name, name), name)
+        if totals[name] != totals[other]:
+            raise LayoutError(
+                f"tensors {other!r} and {name!r} are tied in the module, but version {held.version} has "
+                "different bits for them; nothing was written; build the module without tying them",
+                tensor=name,
+                version=held.version,
+            )
+
+
+def _change(record: Record) -> Fingerprint:
+    """Return what a record adds to a fingerprint that is blind to the tensor's name."""
+    seeds = kernels.seeds("tied")
+    offsets = record.offsets
+    if offsets is None:
+        before = kernels.fingerprint(record.old_bits, record.start, seeds)
+        return kernels.fingerprint(record.new_bits, record.start, seeds) - before
+    return kernels.fingerprint_change(
+        record.start, offsets, record.old_bits, record.new_bits, seeds
+    )
 
 
 def _aliases(live: Mapping[str, Any]) -> dict[str, str]:

@@ -219,6 +219,10 @@ def _read_header(path: Path) -> tuple[bytes, int]:
         with path.open("rb") as file:
             size_bytes = file.seek(0, 2)
             file.seek(0)
+            if size_bytes < _LENGTH_BYTES:
+                raise FormatError(
+                    f"{path}: expected a safetensors file, found {size_bytes} bytes, too few for one"
+                )
             length_bytes = int.from_bytes(file.read(_LENGTH_BYTES), "little")
             most_bytes = min(_MAX_HEADER_BYTES, size_bytes - _LENGTH_BYTES)
             if length_bytes > most_bytes:

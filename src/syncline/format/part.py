@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from tempfile import SpooledTemporaryFile
 from typing import IO, Any, Self
 
 from syncline.abc import Buffer
-from syncline.errors import FormatError
+from syncline.errors import FormatError, StoreError
 from syncline.format import names, strict_json
 from syncline.format.rules import INTERCHANGE_ENCODINGS
 from syncline.format.table import tensor_meta
@@ -97,6 +98,18 @@ def encode(
             )
 
 
+@contextmanager
+def temporary_file() -> Iterator[None]:
+    """Turn the system's refusal of a temporary file into `StoreError`; put no other I/O inside."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"a temporary file cannot be written: {error.strerror}; make room, or set TMPDIR to a "
+            "directory that has some"
+        ) from error
+
+
 class Spool:
     """Collects payloads whose sizes are not known beforehand; on disk once they outgrow memory.
 
@@ -136,17 +149,21 @@ class Spool:
 
         Raises:
             FormatError: the name is taken.
+            StoreError: the system has no room for the temporary file.
         """
         if name in self._slots:
             raise FormatError(f"tensor {name!r} is in this part already", tensor=name)
         start = self.size_bytes
         try:
             for chunk in chunks:
-                self._file.write(chunk)
+                with temporary_file():
+                    self._file.write(chunk)
+            with temporary_file():
+                stop = self.size_bytes
         except BaseException:
-            self._file.truncate(start)
+            with suppress(OSError):  # what was buffered cannot be written either
+                self._file.truncate(start)
             raise
-        stop = self.size_bytes
         kept = payload_meta(name, stop - start) if meta is None else meta
         self._slots[name] = Slot(kept, start, stop)
 
@@ -164,7 +181,8 @@ class Spool:
 
     def close(self) -> None:
         """Free memory and temporary file."""
-        self._file.close()
+        with suppress(OSError):  # what it still had to write is of no use any more
+            self._file.close()
 
     def chunks(self, metadata: Mapping[str, str] | None = None) -> Iterator[Buffer]:
         """Yield the part's bytes.
@@ -192,6 +210,10 @@ def header_bytes(start: Buffer, size_bytes: int, where: str) -> int:
     Raises:
         FormatError: the header's length is more than the file holds, or than is allowed.
     """
+    if size_bytes < _LENGTH_BYTES:
+        raise FormatError(
+            f"{where}: a safetensors file has at least {_LENGTH_BYTES} bytes, found {size_bytes}"
+        )
     length_bytes = int.from_bytes(memoryview(start)[:_LENGTH_BYTES], "little")
     most_bytes = min(MAX_HEADER_BYTES, size_bytes - _LENGTH_BYTES)
     if length_bytes > most_bytes:

@@ -16,7 +16,9 @@ from syncline.types import Bits, Fingerprint
 U8 = NDArray[np.uint8]
 U32 = NDArray[np.uint32]
 
-_FIRST_ROOM = 1 << 16
+# The first round of `diff` has room for one change in so many units, and for a dense beginning.
+_UNITS_A_CHANGE = 16
+_ROOM_AT_LEAST = 512
 
 
 def choose_isa(name: str | None) -> str:
@@ -33,36 +35,42 @@ def choose_isa(name: str | None) -> str:
     return _native.selected_isa()
 
 
+def available_isas() -> list[str]:
+    """Return the instruction sets whose kernels this build has and this processor runs."""
+    return _native.available_isas()
+
+
 choose_isa(config.forced_isa())
 
 
 def diff(old: Bits, new: Bits, *, refresh: bool) -> tuple[U32, Bits, Bits]:
-    """See `reference.diff`. Room grows with what is found, so memory is O(changes)."""
+    """See `reference.diff`. Memory is O(changes), and O(window) of address space while it runs."""
     found: list[tuple[U32, Bits, Bits]] = []
-    begin, room = 0, min(_FIRST_ROOM, old.size)
-    while begin < old.size:
+    begin, room = 0, old.size // _UNITS_A_CHANGE + _ROOM_AT_LEAST
+    while begin < old.size or not found:
         piece = np.empty(room, np.uint32), np.empty(room, old.dtype), np.empty(room, old.dtype)
         begin, count = _native.diff(old, new, begin, old.itemsize, refresh, *piece, room)
-        found.append((piece[0][:count], piece[1][:count], piece[2][:count]))
-        room = min(4 * room, old.size - begin)
+        for array in piece:
+            array.resize(count, refcheck=False)  # gives back the rest of the room without a copy
+        found.append(piece)
+        # Memory that is not touched costs nothing, so the second round has room for the worst case.
+        room = old.size - begin
     if len(found) == 1:
         return found[0]
-    offsets = [piece[0] for piece in found] or [np.empty(0, np.uint32)]
-    olds = [piece[1] for piece in found] or [np.empty(0, old.dtype)]
-    news = [piece[2] for piece in found] or [np.empty(0, old.dtype)]
-    return np.concatenate(offsets), np.concatenate(olds), np.concatenate(news)
+    offsets, old_bits, new_bits = (np.concatenate(pieces) for pieces in zip(*found, strict=True))
+    return offsets, old_bits, new_bits
 
 
 def scatter(target: Bits, offsets: U32, bits: Bits) -> None:
     """See `reference.scatter`."""
-    if not _native.scatter(target, offsets, bits, target.itemsize):
+    if not _native.scatter(target, _aligned(offsets), bits, target.itemsize):
         reference.check_range(offsets, target.size)
 
 
 def gather(source: Bits, offsets: U32) -> Bits:
     """See `reference.gather`."""
     bits = np.empty(offsets.size, source.dtype)
-    if not _native.gather(source, offsets, bits, source.itemsize):
+    if not _native.gather(source, _aligned(offsets), bits, source.itemsize):
         reference.check_range(offsets, source.size)
     return bits
 
@@ -90,7 +98,7 @@ def fingerprint_change(
     """See `reference.fingerprint_change`."""
     width = old_bits.itemsize
     return Fingerprint(
-        *_native.fingerprint_change(offsets, old_bits, new_bits, width, start, *seeds)
+        *_native.fingerprint_change(_aligned(offsets), old_bits, new_bits, width, start, *seeds)
     )
 
 
@@ -99,10 +107,11 @@ def encode_gaps(offsets: U32, low_bytes: int) -> tuple[U8, U8]:
     low = np.empty((low_bytes, offsets.size), np.uint8)
     last = int(offsets[-1]) if offsets.size else 0
     high = np.empty(offsets.size + (last >> 8 * low_bytes) // reference.ESCAPE, np.uint8)
-    used = _native.encode_gaps(offsets, low_bytes, low, high)
+    used = _native.encode_gaps(_aligned(offsets), low_bytes, low, high)
     if used < 0:
         reference.check_ascending(offsets, 1 << 32)
-    return low, high[:used]
+    high.resize(used, refcheck=False)
+    return low, high
 
 
 def decode_gaps(low: U8, high: U8, count: int, limit: int) -> U32:
@@ -111,3 +120,8 @@ def decode_gaps(low: U8, high: U8, count: int, limit: int) -> U32:
     if not _native.decode_gaps(low, low.shape[0], high, limit, offsets):
         return reference.decode_gaps(low, high, count, limit)
     return offsets
+
+
+def _aligned(offsets: U32) -> U32:
+    """Return the offsets where the kernels, which read units at any address, may read them too."""
+    return offsets if offsets.flags.aligned else offsets.copy()

@@ -97,7 +97,11 @@ def split_planes(bits: Bits) -> U8:
 
 def join_planes(planes: U8) -> Bits:
     """Undo `split_planes`."""
-    joined: Bits = np.ascontiguousarray(planes.T).reshape(-1).view(unsigned(planes.shape[0]))
+    # Plane by plane: numpy transposes narrow rows seven times slower.
+    units = np.empty((planes.shape[1], planes.shape[0]), np.uint8)
+    for place, plane in enumerate(planes):
+        units[:, place] = plane
+    joined: Bits = units.reshape(-1).view(unsigned(planes.shape[0]))
     return joined
 
 
@@ -117,6 +121,7 @@ def unsteps(old: Bits, zigzag: Bits) -> Bits:
 
 def encode_gaps(offsets: U32, low_bytes: int) -> tuple[U8, U8]:
     """Return (low planes, escaped rest) of the gaps between ascending offsets."""
+    check_ascending(offsets, 1 << 32)
     gaps = offsets.astype(np.uint64)
     gaps[1:] -= gaps[:-1] + _ONE
     low = np.empty((low_bytes, offsets.size), np.uint8)

@@ -84,4 +84,8 @@ def _checked(pair: object) -> tuple[str, Any]:
     name, value = pair
     if not isinstance(name, str) or not name:
         raise LayoutError(f"a tensor's name must be a string, not empty, found {name!r:.80}")
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise LayoutError(f"tensor {name!r:.80}: its name is not text: {error.reason}") from error
     return name, value

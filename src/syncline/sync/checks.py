@@ -6,12 +6,26 @@ from collections.abc import Container, Mapping
 
 from syncline import kernels
 from syncline.abc import Engine
-from syncline.errors import FormatError, LayoutError, VerifyError
+from syncline.errors import ConfigError, FormatError, LayoutError, VerifyError
 from syncline.sync.history import History
 from syncline.types import ZERO, Bits, Fingerprint, TensorMeta
 from syncline.version import HeldVersion, Manifest
 
 _LISTED = 8
+
+
+def check_kind(name: str, value: object, wanted: type) -> None:
+    """Check that an argument implements a seam.
+
+    Raises:
+        ConfigError: it does not; says how to make one.
+    """
+    if not isinstance(value, wanted):
+        hint = {"store": "open_store(path)", "engine": "TorchModule(module) or CheckpointDir(path)"}
+        raise ConfigError(
+            f"{name}: expected a syncline {wanted.__name__}, found {type(value).__name__}; "
+            f"make one with {hint[name]}"
+        )
 
 
 def fingerprint_all(meta: TensorMeta, bits: Bits) -> Fingerprint:
@@ -136,7 +150,8 @@ def verify_engine(engine: Engine, manifest: Manifest) -> None:
     if wrong:
         raise VerifyError(
             f"{len(wrong)} of {len(manifest.tensors)} tensors do not hold the bits of version "
-            f"{manifest.version}: {listed(wrong)}; apply a full version to repair them",
+            f"{manifest.version}: {listed(wrong)}; repair them with sync(repair=True), on disk "
+            "syncline pull --repair",
             tensor=wrong[0],
             version=manifest.version,
         )

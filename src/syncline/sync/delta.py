@@ -92,7 +92,8 @@ class DeltaWriter:
         self._spool = Spool(self._memory_bytes)
 
     def _tensor(self, meta: TensorMeta, bits: Bits) -> TensorEntry:
-        difference = Difference(meta, self._snapshot.bits(meta.name), bits, self._phases)
+        snapshot = self._snapshot.bits(meta.name)
+        difference = Difference(meta, snapshot, bits, self._phases)
         digest = xxhash.xxh3_128() if self._encoding in INTERCHANGE_ENCODINGS else None
         encoding = smallest_delta(meta) if self._encoding == "auto" else self._encoding
         with self._phases("encode"):
@@ -105,7 +106,7 @@ class DeltaWriter:
                 # So many changes that the bits themselves are shorter, and need no base.
                 self._spool.drop(meta.name)
                 encoding = "planes"
-                self._spooled(meta, encoding, dense_windows(bits))
+                self._spooled(meta, encoding, dense_windows(snapshot))
         if digest is not None:
             self._digests[meta.name] = digest.hexdigest()
         fingerprint = before + difference.fingerprint

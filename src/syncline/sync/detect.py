@@ -14,7 +14,9 @@ from syncline.types import WINDOW_UNITS, ZERO, Bits, TensorMeta, Window
 class Difference:
     """Iterate the windows of one tensor; afterwards `changed` and `fingerprint` say what was found.
 
-    One pass: after it, `snapshot` holds the bits of `new`. Memory: O(changes of one window).
+    One pass: after it, `snapshot` holds the bits of `new`. Windows show the snapshot's bits, so that what
+    is encoded is what the fingerprint is of, even if somebody writes to `new` meanwhile.
+    Memory: O(changes of one window).
 
     Args:
         snapshot: (meta.unit_count,) bits at the base version; overwritten by `new`.
@@ -33,14 +35,14 @@ class Difference:
         seeds = kernels.seeds(self._meta.name)
         for start in range(0, self._meta.unit_count, WINDOW_UNITS):
             new = self._new[start : start + WINDOW_UNITS]
-            old = self._snapshot[start : start + WINDOW_UNITS]
+            snapshot = self._snapshot[start : start + WINDOW_UNITS]
             with self._phases("diff"):
-                offsets, old_bits, new_bits = kernels.diff(old, new, refresh=True)
+                offsets, old_bits, new_bits = kernels.diff(snapshot, new, refresh=True)
                 self.changed += offsets.size
                 self.fingerprint += kernels.fingerprint_change(
                     start, offsets, old_bits, new_bits, seeds
                 )
-            yield Window(start, new, offsets, old_bits, new_bits)
+            yield Window(start, snapshot, offsets, old_bits, new_bits)
 
 
 def dense_windows(bits: Bits) -> Iterator[Window]:

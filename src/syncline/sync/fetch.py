@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from syncline.abc import Buffer, Store
 from syncline.errors import FormatError, VerifyError
 from syncline.format import names
+from syncline.format.part import temporary_file
 from syncline.format.table import MAX_INLINE_TENSORS
 from syncline.sync.history import History
 from syncline.sync.phases import Phases
@@ -26,11 +27,7 @@ def check_objects(store: Store, manifest: Manifest) -> None:
     Raises:
         FormatError: an object is missing, extra, or of another size; all of them are listed.
     """
-    entries = (*manifest.parts, *manifest.files)
-    wanted: dict[str, int | None] = {entry.path: entry.size_bytes for entry in entries}
-    wanted |= {names.MANIFEST: None, names.INDEX: None}
-    if len(manifest.tensors) > MAX_INLINE_TENSORS:
-        wanted[names.SIDECAR] = None
+    wanted = object_names(manifest)
     prefix = names.version_dir(manifest.version) + "/"
     found = {info.key[len(prefix) :]: info.size_bytes for info in store.list(prefix)}
     faults = [f"missing {path}" for path in sorted(wanted.keys() - found.keys())]
@@ -44,6 +41,16 @@ def check_objects(store: Store, manifest: Manifest) -> None:
             f"{prefix}: the objects are not the ones that its manifest names: {'; '.join(faults)}",
             version=manifest.version,
         )
+
+
+def object_names(manifest: Manifest) -> dict[str, int | None]:
+    """Return the names of a version's objects, with their sizes where the manifest says them."""
+    entries = (*manifest.parts, *manifest.files)
+    wanted: dict[str, int | None] = {entry.path: entry.size_bytes for entry in entries}
+    wanted |= {names.MANIFEST: None, names.INDEX: None}
+    if len(manifest.tensors) > MAX_INLINE_TENSORS:
+        wanted[names.SIDECAR] = None
+    return wanted
 
 
 @contextmanager
@@ -69,7 +76,8 @@ def fetched(
             with phases("fetch"):
                 piece = store.get(key, start, min(start + PIECE_BYTES, entry.size_bytes))
                 digest.update(piece)
-                spool.write(piece)
+                with temporary_file():
+                    spool.write(piece)
             on_bytes(len(piece))
         if (digest.hexdigest(), spool.tell()) != (entry.sha256, entry.size_bytes):
             raise VerifyError(
@@ -81,7 +89,8 @@ def fetched(
         if entry.size_bytes <= IN_MEMORY_BYTES:
             yield spool.read()
             return
-        spool.flush()
+        with temporary_file():
+            spool.flush()
         # Not closed by hand: decoders may still hold views, and the last of them frees the map.
         yield memoryview(mmap.mmap(spool.fileno(), 0, access=mmap.ACCESS_READ))
 

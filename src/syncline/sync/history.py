@@ -75,13 +75,20 @@ class History:
         return self._manifests[sha256]
 
     def back(self, start: HeldVersion | None = None) -> Iterator[HeldVersion]:
-        """Yield `start` (the current version by default), then its base, and so on to the first."""
+        """Yield `start` (the current version by default), then its base, and so on to the first left."""
         at = self.current if start is None else start
+        can_end = False
         while at is not None:
             yield at
             epoch = at.manifest.epoch
+            can_end = can_end or at.manifest.kind == "full"
             base, sha256 = at.manifest.base_version, at.manifest.base_sha256
-            at = None if base is None or sha256 is None else self.load(base, sha256)
+            try:
+                at = None if base is None or sha256 is None else self.load(base, sha256)
+            except ObjectNotFoundError:
+                if not can_end:
+                    raise
+                return  # the far end was removed, which may be done up to a full version
             if at is not None and at.manifest.epoch > epoch:
                 raise FormatError(
                     f"version {at.version} is of epoch {at.manifest.epoch}, the version made on it of "
@@ -101,7 +108,8 @@ class History:
             if at.version < version:
                 break
         raise BaseVersionError(
-            f"version {version} is not in this run: its current version is {self.head.version}",
+            f"version {version} is not in this run, or was removed: its current version is "
+            f"{self.head.version}",
             version=version,
         )
 

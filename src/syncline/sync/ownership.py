@@ -6,7 +6,7 @@ import secrets
 from dataclasses import replace
 
 from syncline.abc import Observe, Store
-from syncline.errors import VersionConflictError
+from syncline.errors import ForeignDirectoryError, VersionConflictError
 from syncline.format import head as head_format
 from syncline.format import names
 from syncline.sync.history import History, read_head
@@ -24,6 +24,7 @@ class Ownership:
 
     Raises:
         VersionConflictError: two publishers did so at the same moment, and this one lost.
+        ForeignDirectoryError: the store has no `HEAD.json`, but other objects: they are somebody else's.
         FormatError: `HEAD.json` is damaged.
     """
 
@@ -32,11 +33,12 @@ class Ownership:
         self._observe = observe
         raw = read_head(store)
         if raw is None:
+            _check_empty(store)
             self.head = Head(secrets.token_hex(16), 1, None, None)
         else:
             old = head_format.load(raw)
             self.head = replace(old, epoch=old.epoch + 1)
-        store.compare_and_swap(names.HEAD, raw, head_format.dump(self.head))
+        self._swap(raw, self.head)
         observe(Step("publish.taken_over"))
 
     @property
@@ -68,17 +70,39 @@ class Ownership:
     def commit(self, version: HeldVersion) -> None:
         """Make a version, all of whose objects are in the store, the current one."""
         head = replace(self.head, version=version.version, manifest_sha256=version.sha256)
-        self._store.compare_and_swap(
-            names.HEAD, head_format.dump(self.head), head_format.dump(head)
-        )
+        self._swap(head_format.dump(self.head), head)
         self.head = head
         self._observe(Step("publish.head_swapped"))
 
+    def _swap(self, expected: bytes | None, head: Head) -> None:
+        try:
+            self._store.compare_and_swap(names.HEAD, expected, head_format.dump(head))
+        except VersionConflictError as error:
+            raise VersionConflictError(
+                "another publisher took the store over, or committed, at the same moment; nothing was "
+                "changed; let one publisher write into a store, then publish again"
+            ) from error
+
     def remove_leftovers(self) -> None:
-        """Remove objects of versions that were begun but never committed."""
+        """Remove objects of versions that were begun but never committed.
+
+        Raises:
+            VersionConflictError: another publisher has taken the store over.
+        """
         current = 0 if self.head.version is None else self.head.version
         for info in self._store.list(names.VERSION_PREFIX):
             version = names.version_of(info.key.split("/")[0])
             if version is not None and version > current:
+                self.check()  # a later publisher may be writing the same version by now
                 self._store.delete(info.key)
         self._observe(Step("publish.leftovers_removed"))
+
+
+def _check_empty(store: Store) -> None:
+    """Check that a run may begin here: its first publisher removes what lies where versions go."""
+    found = store.list()
+    if found and not any(info.key == names.HEAD for info in found):
+        raise ForeignDirectoryError(
+            f"the store holds {found[0].key!r} but no {names.HEAD}: expected an empty store, or one that "
+            "Syncline made; nothing was touched; choose another place"
+        )

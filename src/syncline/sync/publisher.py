@@ -10,7 +10,7 @@ from typing import Any
 from syncline.abc import Observe, Store, WeightSource
 from syncline.errors import BaseVersionError
 from syncline.sources import CheckpointSource, as_source
-from syncline.sync.checks import adopt
+from syncline.sync.checks import adopt, check_kind
 from syncline.sync.delta import DeltaWriter
 from syncline.sync.fetch import files_of
 from syncline.sync.full import FullWriter
@@ -64,6 +64,7 @@ class Publisher:
         observe: Observe | None = None,
         **options: Any,
     ) -> None:
+        check_kind("store", store, Store)
         self.options = PublisherOptions(**options)
         self._store = store
         self._observe = observe if observe is not None else _ignore

@@ -201,6 +201,6 @@ def _check_fingerprint(entry: TensorEntry, found: Fingerprint) -> None:
         raise VerifyError(
             f"tensor {entry.meta.name!r}: expected fingerprint {entry.fingerprint.hex()}, found "
             f"{found.hex()}: the engine does not hold the base's bits, or the payload is wrong; "
-            "nothing was written; apply a full version to repair it",
+            "nothing was written; repair the engine with sync(repair=True), on disk syncline pull --repair",
             tensor=entry.meta.name,
         )

@@ -6,7 +6,7 @@ from typing import Literal
 
 from syncline.abc import Engine, Observe, Store
 from syncline.errors import BaseVersionError, ConfigError
-from syncline.sync.checks import adopt, verify_engine
+from syncline.sync.checks import adopt, check_kind, verify_engine
 from syncline.sync.history import History
 from syncline.sync.phases import Phases
 from syncline.sync.pull import Pull
@@ -49,20 +49,28 @@ class Receiver:
     ) -> None:
         if verify not in ("changed", "full"):
             raise ConfigError(f"verify: expected 'changed' or 'full', found {verify!r}")
+        check_kind("store", store, Store)
+        check_kind("engine", engine, Engine)
         self._store = store
         self._engine = engine
         self._verify = verify
         self._observe = observe if observe is not None else _ignore
 
-    def sync(self, version: int | None = None) -> AppliedVersion:
+    def sync(self, version: int | None = None, *, repair: bool = False) -> AppliedVersion:
         """Bring the engine to `version`, by default the current one; do nothing if it is there.
+
+        Args:
+            version: number of the version.
+            repair: believe nothing of what the engine says that it holds: start from a full version
+                and put right whatever differs. Cost: one full version fetched, every weight read.
 
         An engine that holds weights without knowing their version is fingerprinted once: if a version
         of the run has exactly these weights, nothing of it is fetched.
 
         Raises:
             BaseVersionError: the run has no such version, or the engine follows another run.
-            VerifyError, FormatError, CodecError: what the store holds is damaged; says what and where.
+            VerifyError, FormatError, CodecError: what the store holds is damaged, or (VerifyError) the
+                engine's bits are not those of the version it holds; says what and where.
             LayoutError: the engine's names, dtypes or shapes are not the run's.
             TornUpdateError: an update failed and could not be undone.
         After any of them but the last the engine holds the last version it committed, which may be
@@ -73,7 +81,7 @@ class Receiver:
             history = History.open(self._store)
             target = history.target(version)
         with phases("verify"):
-            held = self._held(history)
+            held = None if repair else self._held(history)
         with phases("plan"):
             path = history.path(held, target)
         total_bytes = sum(at.manifest.payload_bytes for at in path)

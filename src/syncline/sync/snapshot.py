@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Mapping
 from os import PathLike
@@ -11,7 +12,7 @@ import numpy as np
 
 from syncline.abc import WeightSource
 from syncline.engines.memory import MemoryEngine
-from syncline.errors import BaseVersionError, LayoutError
+from syncline.errors import BaseVersionError, LayoutError, StoreError
 from syncline.sync.checks import check_complete, check_tensor, fingerprint_all
 from syncline.sync.detect import Difference
 from syncline.sync.phases import Phases
@@ -82,8 +83,21 @@ class Snapshot(MemoryEngine):
         dtype = unsigned(meta.unit_bytes)
         if self._directory is None or meta.unit_count == 0:
             return np.empty(meta.unit_count, dtype)
-        self._directory.mkdir(parents=True, exist_ok=True)
-        # The file has no name once it is open, so that no crash leaves it behind.
-        with tempfile.TemporaryFile(dir=self._directory) as file:
-            file.truncate(meta.nbytes)
-            return np.memmap(file, dtype, "r+", shape=(meta.unit_count,))
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            # The file has no name once it is open, so that no crash leaves it behind.
+            with tempfile.TemporaryFile(dir=self._directory) as file:
+                _reserve(file.fileno(), meta.nbytes)
+                return np.memmap(file, dtype, "r+", shape=(meta.unit_count,))
+        except OSError as error:
+            raise StoreError(
+                f"{self._directory} cannot hold the {meta.nbytes} bytes of tensor {meta.name!r} for a "
+                f"snapshot: {error.strerror}"
+            ) from error
+
+
+def _reserve(fd: int, nbytes: int) -> None:
+    """Make a file so long, on blocks of its own: a disk that is full under a map ends the process."""
+    os.ftruncate(fd, nbytes)
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, nbytes)

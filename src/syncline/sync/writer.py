@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from syncline.abc import Buffer, Observe, Store
 from syncline.format import index as index_format
 from syncline.format import manifest as manifest_format
 from syncline.format import names
 from syncline.format.digest import Tally
+from syncline.sync.fetch import check_objects, object_names
 from syncline.sync.phases import Phases
 from syncline.types import ZERO, Fingerprint, Step
 from syncline.version import HeldVersion, Manifest, PartEntry, TensorEntry
@@ -26,7 +27,8 @@ class VersionWriter:
     """Puts the objects of one version; nothing of it exists for readers until HEAD names it.
 
     Args:
-        check_owner: raises if another publisher has taken the store over; called before every put.
+        check_owner: raises if another publisher has taken the store over; called before every put, and
+            again when its last byte has been written.
     """
 
     def __init__(
@@ -45,7 +47,7 @@ class VersionWriter:
 
     def put(self, path: str, chunks: Iterable[Buffer], step: str) -> PartEntry:
         """Put one object, digest it on the way, and return its entry."""
-        tally = Tally(chunks)
+        tally = Tally(self._owned(chunks))
         with self._phases("put"):
             self._check_owner()
             self._store.put(names.key(self._version, path), tally)
@@ -60,7 +62,23 @@ class VersionWriter:
         if table is not None:
             self.put(names.SIDECAR, [table], "publish.table_written")
         entry = self.put(names.MANIFEST, [raw], "publish.manifest_written")
+        self._remove_strays(manifest)
+        check_objects(self._store, manifest)
         return HeldVersion(manifest, entry.sha256)
+
+    def _owned(self, chunks: Iterable[Buffer]) -> Iterator[Buffer]:
+        """Pass the chunks on; a large object takes long, so that the owner is asked for again at the end."""
+        yield from chunks
+        self._check_owner()
+
+    def _remove_strays(self, manifest: Manifest) -> None:
+        """Remove what an older publisher was still writing into this version when it lost the store."""
+        wanted = object_names(manifest)
+        prefix = names.version_dir(self._version) + "/"
+        for info in self._store.list(prefix):
+            if info.key.removeprefix(prefix) not in wanted:
+                self._check_owner()
+                self._store.delete(info.key)
 
 
 def model_fingerprint(table: Iterable[TensorEntry]) -> Fingerprint:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import engine_cases
 from engine_cases import as_bytes, change, draw, held_bits, records, spans, version_of
-from syncline import durable
+from syncline import MemoryStore, Publisher, Receiver, durable
 from syncline.engines import CheckpointDir, checkpoint_dir
 from syncline.engines.checkpoint_dir import read_state
 from syncline.errors import CommitError, TornUpdateError
@@ -282,3 +284,27 @@ def test_what_a_killed_creation_left_is_removed(tmp_path: Path) -> None:
     check(engine, 1)
     assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
     assert not (tmp_path / "model" / "folder").exists()
+
+
+def test_disk_that_is_full_when_the_journal_is_closed_is_a_commit_error(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    store = MemoryStore()
+    rng = np.random.default_rng(0)
+    weights = {name: rng.standard_normal(200_000).astype(np.float32) for name in "ab"}
+    publisher = Publisher(store)
+    publisher.publish(weights)
+    engine = CheckpointDir(tmp_path / "model")
+    Receiver(store, engine).sync()
+    before = {name: value.copy() for name, value in weights.items()}
+    weights["a"][::3] += 1
+    weights["b"][::2] *= 2
+    publisher.publish(weights)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (800_000, hard))
+    try:
+        with pytest.raises(CommitError, match="File too large"):
+            Receiver(store, engine).sync()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert engine.held().version == 1
+    assert (engine.view("b").view(np.float32) == before["b"]).all()
+    assert Receiver(store, engine).sync().version == 2

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from syncline import MemoryStore, Publisher, Receiver
 from syncline.engines import TorchModule, torch_memory
 from syncline.errors import ConfigError, LayoutError, TornUpdateError
 from syncline.types import Bits, Fingerprint, Record, TensorMeta
@@ -250,3 +251,37 @@ def test_tensors_on_a_gpu(dtype: str, is_strided: bool) -> None:
     expected[2:9] ^= expected.dtype.type(3)
     assert np.array_equal(engine.view("w"), expected)
     assert module.w.data_ptr() == pointer
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_tied_module_refuses_a_version_whose_ends_have_come_apart(full: bool) -> None:
+    weights = {name: value.clone() for name, value in Tied().state_dict().items()}
+    store, module = MemoryStore(), Tied()
+    engine = TorchModule(module)
+    publisher = Publisher(store)
+    publisher.publish(weights)
+    Receiver(store, engine).sync()
+    before = module.embed.weight.detach().clone()
+    weights["lm_head.weight"][2] += 1
+    publisher.publish(weights, full=full)
+    with pytest.raises(LayoutError, match="tied in the module, but version 2"):
+        Receiver(store, engine).sync()
+    assert engine.held().version == 1
+    assert torch.equal(module.embed.weight, before)
+    weights["embed.weight"][2] += 1
+    publisher.publish(weights)
+    with pytest.raises(
+        LayoutError, match="tied"
+    ):  # from version 1 on the way leads through version 2
+        Receiver(store, engine).sync(2)
+
+
+def test_tied_module_follows_a_version_that_lists_both_names_alike() -> None:
+    trainer, module, store = Tied(), Tied(), MemoryStore()
+    publisher, engine = Publisher(store), TorchModule(module)
+    for step in range(3):
+        with torch.no_grad():
+            trainer.embed.weight[step] += 1
+        publisher.publish(trainer.state_dict())
+        Receiver(store, engine, verify="full").sync()
+        assert torch.equal(module.lm_head.weight, trainer.embed.weight)

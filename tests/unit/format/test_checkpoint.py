@@ -258,3 +258,11 @@ def test_a_file_that_is_gone_when_it_is_mapped(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(StoreError, match="map"):
         checkpoint.MappedFiles().bits(places["a"])
+
+
+@pytest.mark.parametrize("content", [b"", b"1234567"])
+def test_file_too_short_for_a_header_is_told_so(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(FormatError, match=f"found {len(content)} bytes, too few"):
+        checkpoint.locate(path)

@@ -226,7 +226,7 @@ def slot(start: int, stop: int, **members: object) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "header length must be at most -8, found 0"),
+        (b"", "has at least 8 bytes, found 0"),
         (b"\1\0\0\0\0\0\0\0", "header length must be at most 0, found 1"),
         (b"\xff" * 16, "header length must be at most 8, found 18446744073709551615"),
         ((8).to_bytes(8, "little") + b"      {}", "header must begin with '{'"),

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import resource
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,9 +14,10 @@ from safetensors.numpy import save_file
 
 from syncline import MemoryEngine, MemoryStore, Publisher, Receiver
 from syncline.abc import WeightSource
-from syncline.errors import ConfigError
+from syncline.errors import ConfigError, StoreError
+from syncline.sync import detect
 from syncline.sync.history import History
-from syncline.types import Step, TensorMeta
+from syncline.types import Record, Step, TensorMeta
 
 ENCODINGS = ["auto", "full", "planes", "overwrite", "xor", "packed", "tight"]
 
@@ -195,3 +200,142 @@ def test_options_are_checked_before_the_store_is_touched(options: dict[str, obje
     with pytest.raises(ConfigError, match=next(iter(options))):
         Publisher(store, **options)
     assert store.list() == []
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_weights_that_change_while_they_are_published_make_a_whole_version(encoding: str) -> None:
+    store, engine = MemoryStore(), MemoryEngine()
+    weights = {"w": np.zeros(5000, np.float32)}
+    publisher = Publisher(store, encoding=encoding)
+    publisher.publish(weights)
+    weights["w"][:] = np.random.default_rng(0).standard_normal(5000)
+
+    def diff(*arguments: Any, **options: Any) -> Any:
+        found = kernels_diff(*arguments, **options)
+        weights["w"][::3] += 1  # another thread, right after the comparison
+        return found
+
+    kernels_diff = detect.kernels.diff
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(detect.kernels, "diff", diff)
+        publisher.publish(weights)
+    Receiver(store, engine, verify="full").sync()
+    publisher.publish(weights)
+    Receiver(store, engine, verify="full").sync()
+    assert (engine.view("w").view(np.float32) == weights["w"]).all()
+
+
+def test_chain_whose_far_end_was_removed_serves_engines_that_are_behind_it() -> None:
+    store, behind = MemoryStore(), MemoryEngine()
+    weights = {"w": np.arange(1000, dtype=np.float32)}
+    publisher = Publisher(store, anchor_every=2)
+    publisher.publish(weights)
+    Receiver(store, behind).sync()
+    for place in range(2):
+        weights["w"][place] += 1
+        publisher.publish(weights)
+    assert publisher.version == 4  # a full version with the weights of version 3
+    for version in (1, 2, 3):
+        for info in store.list(f"weight_v{version:06d}/"):
+            store.delete(info.key)
+    meta = TensorMeta("w", "F32", (1000,))
+    unknown = MemoryEngine({"w": (meta, np.zeros(1000, np.float32))})
+    for engine in (behind, unknown, MemoryEngine()):
+        assert Receiver(store, engine, verify="full").sync().version == 4
+        assert (engine.view("w").view(np.float32) == weights["w"]).all()
+
+
+def test_many_small_tensors_cost_time_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = 0
+    nbytes = TensorMeta.nbytes.fget
+
+    def counted(meta: TensorMeta) -> int:
+        nonlocal asked
+        asked += 1
+        return nbytes(meta)
+
+    weights = {f"w{i}": np.full(4, i, np.float32) for i in range(300)}
+    publisher = Publisher(MemoryStore())
+    publisher.publish(weights)
+    monkeypatch.setattr(TensorMeta, "nbytes", property(counted))
+    publisher.publish(weights)
+    assert asked < 30 * len(weights)
+
+
+def test_snapshot_dir_may_be_a_string(tmp_path: Path) -> None:
+    publisher = Publisher(MemoryStore(), snapshot_dir=str(tmp_path / "snapshot"))
+    assert publisher.publish({"w": np.zeros(10, np.float32)}).version == 1
+
+
+def test_full_disk_under_the_snapshot_is_an_error_and_not_the_end_of_the_process(
+    tmp_path: Path,
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    store = MemoryStore()
+    publisher = Publisher(store, snapshot_dir=tmp_path)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(StoreError, match=r"cannot hold the 4000 bytes of tensor 'w'"):
+            publisher.publish({"w": np.zeros(1000, np.float32)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert publisher.publish({"w": np.zeros(1000, np.float32)}).version == 1
+
+
+def test_snapshot_has_its_room_on_the_disk_before_it_is_mapped(tmp_path: Path) -> None:
+    asked: list[int] = []
+    reserve = os.posix_fallocate
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", lambda *a: (asked.append(a[2]), reserve(*a))[1])
+        Publisher(MemoryStore(), snapshot_dir=tmp_path).publish({"w": np.zeros(1000, np.float32)})
+    assert asked == [4000]
+
+
+def test_full_temporary_directory_is_a_store_error_and_the_next_publish_works() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    store, engine = MemoryStore(), MemoryEngine()
+    weights = {"w": np.random.default_rng(0).standard_normal(100_000).astype(np.float32)}
+    publisher = Publisher(store, memory_bytes=10)
+    publisher.publish(weights)
+    weights["w"][::3] += 1
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(StoreError, match="temporary file cannot be written"):
+            publisher.publish(weights)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert publisher.publish(weights).version == 2
+    Receiver(store, engine, verify="full").sync()
+    assert (engine.view("w").view(np.float32) == weights["w"]).all()
+
+
+def test_interrupt_after_the_last_write_leaves_bits_and_version_of_one_kind() -> None:
+    store, engine = MemoryStore(), MemoryEngine()
+    weights = {"w": np.zeros(100, np.float32)}
+    publisher = Publisher(store)
+    publisher.publish(weights)
+    Receiver(store, engine).sync()
+    weights["w"][7] = 1
+    publisher.publish(weights)
+
+    class Interrupted(tempfile.SpooledTemporaryFile):  # type: ignore[type-arg]
+        def __exit__(self, *arguments: object) -> None:
+            super().__exit__(*arguments)
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("syncline.commit.overwrite.tempfile.SpooledTemporaryFile", Interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine_apply_only(store, engine)
+    held = engine.held()
+    assert held is not None
+    assert engine.view("w").view(np.float32)[7] == held.version - 1
+    assert Receiver(store, engine, verify="full").sync().version == 2
+
+
+def engine_apply_only(store: MemoryStore, engine: MemoryEngine) -> None:
+    """Apply version 2 to an engine that holds version 1, without the receiver's own temporary files."""
+    meta = engine.tensors()["w"]
+    old, new = engine.view("w")[7:8].copy(), np.array([1], np.float32).view(np.uint32)
+    record = Record(meta.name, 7, None, old, new)
+    engine.apply([record], History.open(store).find(2))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +13,14 @@ import pytest
 from syncline import FilesystemStore, MemoryEngine, MemoryStore, Publisher, Receiver
 from syncline.errors import (
     BaseVersionError,
+    ForeignDirectoryError,
     FormatError,
     LayoutError,
     SynclineError,
     VerifyError,
     VersionConflictError,
 )
+from syncline.types import ObjectInfo
 
 
 def weights(value: float = 0.0) -> dict[str, np.ndarray]:
@@ -205,3 +207,113 @@ def test_wrong_base_for_a_publisher(run: Run, tmp_path: Path) -> None:
 def test_empty_store() -> None:
     with pytest.raises(SynclineError, match=r"no HEAD\.json in the store"):
         Receiver(MemoryStore(), MemoryEngine()).sync()
+
+
+def test_repair_puts_right_what_no_delta_touches(run: Run) -> None:
+    """A full version with the same weights costs a follower nothing, so it cannot repair; this does."""
+    run.receiver.sync()
+    run.engine.bits("a")[3] ^= 1
+    run.publisher.publish(weights(1.0), full=True)
+    checked = Receiver(run.store, run.engine, verify="full")
+    with pytest.raises(VerifyError, match="sync\\(repair=True\\)"):
+        checked.sync()
+    applied = checked.sync(repair=True)
+    assert (applied.version, applied.changed) == (3, 1)
+    assert run.engine.view("a").tobytes() == weights(1.0)["a"].tobytes()
+
+
+def test_arguments_of_the_wrong_kind_are_named(run: Run) -> None:
+    with pytest.raises(SynclineError, match=r"store: .* found str; make one with open_store"):
+        Publisher("run")  # type: ignore[arg-type]
+    with pytest.raises(SynclineError, match=r"engine: .* found dict; make one with TorchModule"):
+        Receiver(run.store, {})  # type: ignore[arg-type]
+
+
+def test_first_publisher_leaves_objects_alone_that_it_did_not_make() -> None:
+    store = MemoryStore()
+    store.put("weight_v000001/model.safetensors", [b"of another tool"])
+    with pytest.raises(ForeignDirectoryError, match=r"no HEAD.json.*nothing was touched"):
+        Publisher(store)
+    assert store.get("weight_v000001/model.safetensors") == b"of another tool"
+
+
+def test_name_that_is_not_text_is_refused_before_anything_is_stored() -> None:
+    store = MemoryStore()
+    with pytest.raises(LayoutError, match="is not text"):
+        Publisher(store).publish({"\ud800": np.zeros(3, np.float32)})
+    assert [info.key for info in store.list()] == ["HEAD.json"]
+
+
+class Late(MemoryStore):
+    """Runs something once, while an object is being put whose name ends in `suffix`."""
+
+    def __init__(self, suffix: str, after: Callable[[], object]) -> None:
+        super().__init__()
+        self.suffix = suffix
+        self.after: Callable[[], object] | None = after
+
+    def put(self, key: str, chunks: Iterable[bytes]) -> None:
+        held_back = list(chunks)
+        if key.endswith(self.suffix) and self.after is not None:
+            after, self.after = self.after, None
+            after()
+        super().put(key, held_back)
+
+
+def test_part_that_a_fenced_publisher_finishes_late_does_not_spoil_the_version() -> None:
+    split = {"a": np.zeros(100, np.float32), "b": np.zeros(100, np.float32)}
+    whole = {name: value + 1 for name, value in split.items()}
+
+    def put_late() -> None:
+        # What was written, and checked, before the take-over and is linked only now.
+        MemoryStore.put(store, "weight_v000001/model-00000-of-00002.safetensors", [b"late"])
+
+    store = Late("model.safetensors.index.json", put_late)
+    Publisher(store).publish(whole)
+    engine = MemoryEngine()
+    assert Receiver(store, engine).sync().version == 1
+    assert (engine.view("a").view(np.float32) == 1).all()
+
+
+def test_publisher_that_loses_the_store_while_a_part_is_written_does_not_put_it() -> None:
+    split = {"a": np.zeros(100, np.float32), "b": np.zeros(100, np.float32)}
+
+    class Slow(MemoryStore):
+        is_armed = False
+
+        def put(self, key: str, chunks: Iterable[bytes]) -> None:
+            if self.is_armed and key.endswith("-of-00002.safetensors"):
+                self.is_armed = False
+                Publisher(self).publish({name: value + 1 for name, value in split.items()})
+            super().put(key, chunks)
+
+    store = Slow()
+    old = Publisher(store, part_bytes=400)
+    store.is_armed = True
+    with pytest.raises(VersionConflictError):
+        old.publish(split)
+    engine = MemoryEngine()
+    assert Receiver(store, engine).sync().version == 1
+    assert (engine.view("b").view(np.float32) == 1).all()
+
+
+def test_publisher_that_lost_the_store_removes_nothing_of_the_next_one() -> None:
+    class Listed(MemoryStore):
+        after: Callable[[], object] | None = None
+
+        def list(self, prefix: str = "") -> list[ObjectInfo]:
+            found = super().list(prefix)
+            if prefix == "weight_v" and self.after is not None:
+                after, self.after = self.after, None
+                after()
+            return found
+
+    store = Listed()
+    old = Publisher(store)
+    store.put("weight_v000001/model-00000-of-00001.safetensors", [b"of a publisher that died"])
+    store.after = lambda: Publisher(store).publish(weights(3.0))
+    with pytest.raises(VersionConflictError):
+        old.publish(weights())
+    engine = MemoryEngine()
+    assert Receiver(store, engine).sync().version == 1
+    assert engine.view("a").tobytes() == weights(3.0)["a"].tobytes()
