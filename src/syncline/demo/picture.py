@@ -46,6 +46,7 @@ def draw(
     density.set_ylim(0.0, 1.25 * max(*shares, 0.01))
     density.set_xlabel("optimiser step")
     density.xaxis.get_major_locator().set_params(integer=True)
+    figure.align_ylabels()
     verdict = "bit-identical" if is_identical else "NOT bit-identical"
     figure.suptitle(
         f"{base.model}, {base.parameters / 1e6:,.1f} M weights, RL on sums: "
