@@ -21,9 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from syncline import codecs, kernels
-from syncline.codecs.payload import WINDOW_UNITS
 from syncline.kernels import _native
-from syncline.types import Bits, TensorMeta, Window
+from syncline.types import WINDOW_UNITS, Bits, TensorMeta, Window
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))

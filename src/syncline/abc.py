@@ -27,6 +27,10 @@ Buffer = bytes | bytearray | memoryview
 Observe = Callable[[Step], None]
 
 
+def ignore(step: Step) -> None:
+    """Observe nothing: what observers are where none is given."""
+
+
 class WeightSource(ABC):
     """Where a publisher's weights come from; yields canonical tensors one by one."""
 

@@ -49,7 +49,10 @@ DTYPE_BITS: Mapping[str, int] = MappingProxyType(
 """Bits per element of every dtype that safetensors knows, by its safetensors name."""
 
 WINDOW_UNITS = 1 << 22
-"""Units that are detected, encoded and applied at a time; all but a tensor's last window are full."""
+"""Units that are detected, encoded and applied at a time; all but a tensor's last window are full.
+
+Large enough for the entropy coder, small enough to hold many at once.
+"""
 
 _UNSIGNED: Mapping[int, np.dtype[Any]] = MappingProxyType(
     {nbytes: np.dtype(f"<u{nbytes}") for nbytes in (1, 2, 4, 8)}

@@ -18,7 +18,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from syncline.abc import Observe
+from syncline.abc import Observe, ignore
 from syncline.types import Step
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
@@ -77,7 +77,7 @@ def seconds(phases: Mapping[str, float]) -> str:
 def progress(what: str, *, is_quiet: bool) -> Iterator[Observe]:
     """Yield an observer that draws a bar on standard error, if that is a terminal."""
     if is_quiet or not sys.stderr.isatty():
-        yield _ignore
+        yield ignore
         return
     bar = Progress(
         TextColumn("{task.description}"),
@@ -95,7 +95,3 @@ def progress(what: str, *, is_quiet: bool) -> Iterator[Observe]:
                 bar.update(task, completed=step.done_bytes, total=step.total_bytes)
 
         yield observe
-
-
-def _ignore(step: Step) -> None:
-    pass

@@ -16,7 +16,6 @@ from syncline import kernels
 from syncline.abc import Buffer, Codec
 from syncline.codecs import streams
 from syncline.codecs.payload import (
-    WINDOW_UNITS,
     Cursor,
     blaming,
     encode_windows,
@@ -26,7 +25,7 @@ from syncline.codecs.payload import (
 )
 from syncline.codecs.prediction import STEP_BITS, place_bytes
 from syncline.errors import CodecError
-from syncline.types import Bits, Changes, TensorMeta, Window, unsigned
+from syncline.types import WINDOW_UNITS, Bits, Changes, TensorMeta, Window, unsigned
 
 XOR, STEP = 0, 1
 """The transforms: how a new value is told from the base's."""

@@ -13,9 +13,6 @@ from syncline.abc import Buffer
 from syncline.errors import CodecError, FormatError
 from syncline.types import TensorMeta, Window
 
-WINDOW_UNITS = 1 << 22
-"""The usual window: large enough for the entropy coder, small enough to hold many at once."""
-
 MAX_WINDOW_UNITS = 1 << 24
 """The largest window that a decoder takes, so that nobody else decides about its memory."""
 

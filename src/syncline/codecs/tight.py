@@ -16,7 +16,6 @@ from syncline import kernels
 from syncline.abc import Buffer, Codec
 from syncline.codecs import exponents
 from syncline.codecs.payload import (
-    WINDOW_UNITS,
     Cursor,
     blaming,
     encode_windows,
@@ -27,7 +26,7 @@ from syncline.codecs.prediction import STEP_BITS, place_bytes
 from syncline.errors import CodecError
 from syncline.kernels import tight as lists
 from syncline.kernels.tight import ClassEntry, Classes, Ranked
-from syncline.types import Bits, Changes, TensorMeta, Window
+from syncline.types import WINDOW_UNITS, Bits, Changes, TensorMeta, Window
 
 MAX_GAP_BITS = 24
 _OTHERS_MARKED = 0x80

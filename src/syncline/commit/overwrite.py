@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from syncline import kernels
-from syncline.abc import Observe
+from syncline.abc import Observe, ignore
 from syncline.commit.journal import Journal, JournalWriter
 from syncline.errors import CommitError, LayoutError, SynclineError, TornUpdateError, VerifyError
 from syncline.types import Bits, Record, Step, TensorMeta, unsigned
@@ -34,10 +34,6 @@ class Target(Protocol):
 
     def flush(self) -> None:
         """Make what was written as durable as these weights ever are."""
-
-
-def ignore(step: Step) -> None:
-    """Observe nothing."""
 
 
 def record_all(

@@ -13,8 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-from syncline.abc import Engine, Observe
-from syncline.commit.overwrite import ignore
+from syncline.abc import Engine, Observe, ignore
 from syncline.engines import in_place, swap
 from syncline.engines.checkpoint_files import CheckpointFiles
 from syncline.engines.new_checkpoint import SHARD_BYTES

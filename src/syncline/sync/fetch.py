@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import mmap
 import tempfile
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from contextlib import contextmanager
 from syncline.abc import Buffer, Store
 from syncline.errors import FormatError, VerifyError
 from syncline.format import names
+from syncline.format.digest import Tally
 from syncline.format.part import temporary_file
 from syncline.format.table import MAX_INLINE_TENSORS
 from syncline.sync.history import History
@@ -71,18 +71,17 @@ def fetched(
     """
     key = names.key(manifest.version, entry.path)
     with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY_BYTES) as spool:
-        digest = hashlib.sha256()
-        for start in range(0, entry.size_bytes, PIECE_BYTES):
-            with phases("fetch"):
-                piece = store.get(key, start, min(start + PIECE_BYTES, entry.size_bytes))
-                digest.update(piece)
+        tally = Tally(_pieces(store, key, entry.size_bytes))
+        with phases("fetch"):
+            for piece in tally:
                 with temporary_file():
                     spool.write(piece)
-            on_bytes(len(piece))
-        if (digest.hexdigest(), spool.tell()) != (entry.sha256, entry.size_bytes):
+                on_bytes(len(piece))
+        found = tally.entry(entry.path)
+        if found != entry:
             raise VerifyError(
                 f"{key}: expected {entry.size_bytes} bytes with sha256 {entry.sha256}, found "
-                f"{spool.tell()} bytes with sha256 {digest.hexdigest()}; the object is damaged",
+                f"{found.size_bytes} bytes with sha256 {found.sha256}; the object is damaged",
                 version=manifest.version,
             )
         spool.seek(0)
@@ -93,6 +92,11 @@ def fetched(
             spool.flush()
         # Not closed by hand: decoders may still hold views, and the last of them frees the map.
         yield memoryview(mmap.mmap(spool.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def _pieces(store: Store, key: str, size_bytes: int) -> Iterator[bytes]:
+    for start in range(0, size_bytes, PIECE_BYTES):
+        yield store.get(key, start, min(start + PIECE_BYTES, size_bytes))
 
 
 def files_of(history: History) -> dict[str, bytes]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 
 from syncline.abc import Store
@@ -13,9 +12,9 @@ from syncline.errors import (
     StoreError,
     VerifyError,
 )
+from syncline.format import digest, names
 from syncline.format import head as head_format
 from syncline.format import manifest as manifest_format
-from syncline.format import names
 from syncline.types import Fingerprint
 from syncline.version import Head, HeldVersion, PartEntry
 
@@ -192,7 +191,7 @@ def step_bytes(at: HeldVersion) -> int:
 
 
 def _check_digest(raw: bytes, sha256: str, key: str, version: int) -> None:
-    found = hashlib.sha256(raw).hexdigest()
+    found = digest.sha256(raw)
     if found != sha256:
         raise VerifyError(
             f"{key}: expected sha256 {sha256}, found {found}; the object is damaged or was replaced",

@@ -7,7 +7,7 @@ from dataclasses import replace
 from os import PathLike
 from typing import Any
 
-from syncline.abc import Observe, Store, WeightSource
+from syncline.abc import Observe, Store, WeightSource, ignore
 from syncline.errors import BaseVersionError
 from syncline.sources import CheckpointSource, as_source
 from syncline.sync.checks import adopt, check_kind
@@ -21,7 +21,6 @@ from syncline.sync.receiver import Receiver
 from syncline.sync.reports import PublishReport
 from syncline.sync.snapshot import Snapshot
 from syncline.sync.writer import VersionWriter, model_fingerprint
-from syncline.types import Step
 from syncline.version import HeldVersion, Kind, Manifest, PartEntry, TensorEntry
 
 Weights = WeightSource | Mapping[str, Any] | Iterable[tuple[str, Any]]
@@ -67,7 +66,7 @@ class Publisher:
         check_kind("store", store, Store)
         self.options = PublisherOptions(**options)
         self._store = store
-        self._observe = observe if observe is not None else _ignore
+        self._observe = observe if observe is not None else ignore
         self._snapshot: Snapshot | None = None
         self._files: Mapping[str, bytes] = {}
         self._owner = Ownership(store, self._observe)
@@ -233,7 +232,3 @@ def report_of(version: HeldVersion) -> PublishReport:
         payload_bytes=manifest.payload_bytes,
         full_bytes=manifest.model_bytes,
     )
-
-
-def _ignore(step: Step) -> None:
-    pass

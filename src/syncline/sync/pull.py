@@ -27,8 +27,13 @@ from syncline.types import (
 )
 from syncline.version import HeldVersion, Manifest, TensorEntry
 
-STEPS = ("pull.part_fetched", "pull.tensor_decoded", "pull.version_applied")
-
+STEPS = (
+    "pull.planned",
+    "pull.fetching",
+    "pull.part_fetched",
+    "pull.tensor_decoded",
+    "pull.version_applied",
+)
 
 _DENSE_SHARE = 0.5
 
@@ -69,7 +74,6 @@ class Pull:
             with self._phases("apply"):
                 self._engine.apply(self._records(manifest, base), at)
         self.applied.append(manifest.version)
-        self._observe(Step("pull.version_applied", self.done_bytes, self._total_bytes))
 
     def _payloads(self, manifest: Manifest) -> Iterator[tuple[TensorEntry, Buffer]]:
         for index, part in enumerate(manifest.parts):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from syncline.abc import Engine, Observe, Store
+from syncline.abc import Engine, Observe, Store, ignore
 from syncline.errors import BaseVersionError, ConfigError
 from syncline.sync.checks import adopt, check_kind, verify_engine
 from syncline.sync.history import History
@@ -26,7 +26,7 @@ class Receiver:
         verify: `changed` proves each changed tensor's fingerprint from the bits that stood in the engine
             and the bits that replace them, before the first one is written, and reads the changed
             places back afterwards: O(changes). `full` also reads every tensor again after `sync`.
-        observe: told of every step in `STEPS` and the bytes done, for progress bars.
+        observe: told of every step in `syncline.sync.pull.STEPS` and the bytes done, for progress bars.
 
     Example:
         >>> import numpy as np, syncline
@@ -54,7 +54,7 @@ class Receiver:
         self._store = store
         self._engine = engine
         self._verify = verify
-        self._observe = observe if observe is not None else _ignore
+        self._observe = observe if observe is not None else ignore
 
     def sync(self, version: int | None = None, *, repair: bool = False) -> AppliedVersion:
         """Bring the engine to `version`, by default the current one; do nothing if it is there.
@@ -116,7 +116,3 @@ class Receiver:
                 version=held.version,
             )
         return held
-
-
-def _ignore(step: Step) -> None:
-    pass
