@@ -239,10 +239,14 @@ class Interchange(ABC):
         """
 
     @abstractmethod
-    def versions(self, store: Store) -> list[ForeignVersion]:
+    def versions(self, store: Store, seen: Sequence[ForeignVersion] = ()) -> list[ForeignVersion]:
         """Return the versions that are whole, each after its base where the layout says the base.
 
-        Reads indexes and headers, never payloads.
+        Reads indexes and headers, never whole payloads.
+
+        Args:
+            seen: what an earlier call returned. A version whose objects are still listed with the same
+                sizes may be taken from there, so that following a long run stays cheap.
 
         Raises:
             FormatError: a version breaks a rule of the layout; names the file and the field.

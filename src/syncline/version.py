@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from syncline.types import Fingerprint, TensorMeta
+from syncline.types import Fingerprint, ObjectInfo, TensorMeta
 
 Kind = Literal["full", "delta"]
 
@@ -152,9 +152,8 @@ class ForeignVersion:
         checksum: name of the digest that every tensor comes with; None if it comes with none.
         tensors: what it carries, sorted by name: all of the model in a full version, else the changed.
         missing: guarantees that the layout, or this directory, does not give; short sentences.
-        keys: the store's objects that belong to it, sorted, the index or manifest among them.
-        payload_bytes: bytes of these objects together.
-        digest: SHA-256 over what is cheap to read of these objects (`interchange.evidence.digest`):
+        objects: what belongs to it in the store, sorted by key, the index or manifest among them.
+        digest: SHA-256 over what is cheap to read of the objects (`interchange.evidence.digest`):
             another digest under the same identity means that the version was rewritten.
     """
 
@@ -166,6 +165,10 @@ class ForeignVersion:
     checksum: str | None
     tensors: tuple[ForeignTensor, ...] = ()
     missing: tuple[str, ...] = ()
-    keys: tuple[str, ...] = ()
-    payload_bytes: int = 0
+    objects: tuple[ObjectInfo, ...] = ()
     digest: str = ""
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes that the version spends on its tensors."""
+        return sum(tensor.payload_bytes for tensor in self.tensors)
