@@ -130,12 +130,14 @@ class ForeignTensor:
         dtype: safetensors dtype name; None where the layout leaves it to the base.
         shape: full shape; None where the layout leaves it to the base.
         payload_bytes: bytes that the version spends on it.
+        digest: of its new bytes, hexadecimal, by the version's `checksum`; None where there is none.
     """
 
     name: str
     dtype: str | None
     shape: tuple[int, ...] | None
     payload_bytes: int
+    digest: str | None = None
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,14 @@ from types import MappingProxyType
 from syncline.abc import Interchange, Store
 from syncline.errors import ConfigError, FormatError
 from syncline.format import names
+from syncline.interchange.slime import Slime
 
 SYNCLINE = "syncline"
 """What `recognise` calls a run of our own, which is read through its manifests."""
 
-LAYOUTS: Mapping[str, Interchange] = MappingProxyType({})
+LAYOUTS: Mapping[str, Interchange] = MappingProxyType(
+    {layout.name: layout for layout in (Slime(),)}
+)
 """Every foreign layout by name; all are stateless, so one instance serves all threads."""
 
 NAMES = tuple(LAYOUTS)
