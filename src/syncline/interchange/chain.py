@@ -35,8 +35,10 @@ def ordered(versions: Iterable[ForeignVersion]) -> list[ForeignVersion]:
     return list(done.values())
 
 
-def find(versions: Sequence[ForeignVersion], identity: str | None) -> ForeignVersion:
+def find(versions: Sequence[ForeignVersion], identity: str | int | None) -> ForeignVersion:
     """Return the version of this identity; with None the newest, which no other is made on.
+
+    A number stands for the identity of digits that has this value.
 
     Raises:
         BaseVersionError: there is none, or no version at all.
@@ -44,7 +46,7 @@ def find(versions: Sequence[ForeignVersion], identity: str | None) -> ForeignVer
     """
     if identity is not None:
         for version in versions:
-            if version.identity == identity:
+            if version.identity == identity or _is_number(version.identity, identity):
                 return version
         raise BaseVersionError(
             f"version {identity!r} is not there, or not whole yet; there are "
@@ -86,6 +88,10 @@ def _back(
         seen.add(at.identity)
         yield at
         at = None if at.base is None else by_identity.get(at.base)
+
+
+def _is_number(identity: str, wanted: str | int) -> bool:
+    return isinstance(wanted, int) and identity.isdecimal() and int(identity) == wanted
 
 
 def _place(version: ForeignVersion) -> str:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
-import numpy as np
-import xxhash
-
 from syncline import codecs
 from syncline.abc import Observe, WeightSource
 from syncline.codecs import exponents
+from syncline.format import checksum as checksums
 from syncline.format import names
 from syncline.format.part import Spool, metadata_for
 from syncline.format.rules import INTERCHANGE_ENCODINGS
@@ -46,6 +44,7 @@ class DeltaWriter:
         self._base = base
         self._snapshot = snapshot
         self._encoding = options.encoding
+        self._checksum = options.checksum
         self._memory_bytes = options.memory_bytes
         self._phases = phases
         self._observe = observe
@@ -94,7 +93,8 @@ class DeltaWriter:
     def _tensor(self, meta: TensorMeta, bits: Bits) -> TensorEntry:
         snapshot = self._snapshot.bits(meta.name)
         difference = Difference(meta, snapshot, bits, self._phases)
-        digest = xxhash.xxh3_128() if self._encoding in INTERCHANGE_ENCODINGS else None
+        is_interchange = self._encoding in INTERCHANGE_ENCODINGS
+        digest = checksums.new(self._checksum) if is_interchange else None
         encoding = smallest_delta(meta) if self._encoding == "auto" else self._encoding
         with self._phases("encode"):
             size_bytes = self._spooled(meta, encoding, _digested(difference, digest))
@@ -133,8 +133,8 @@ def dense_bytes(meta: TensorMeta) -> int:
     return codecs.get("planes").predict_bytes(meta, meta.unit_count)
 
 
-def _digested(windows: Difference, digest: xxhash.xxh3_128 | None) -> Iterator[Window]:
+def _digested(windows: Difference, digest: checksums.Checksum | None) -> Iterator[Window]:
     for window in windows:
         if digest is not None:
-            digest.update(window.new.view(np.uint8).data)
+            checksums.update(digest, window.new)
         yield window

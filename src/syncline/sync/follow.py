@@ -1,0 +1,248 @@
+"""Follow a publisher that is not ours: every tensor proved as far as its layout goes, then one update."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Literal
+
+from syncline import kernels
+from syncline.abc import Engine, Interchange, Observe, Store
+from syncline.commit.journal import Journal, JournalWriter
+from syncline.errors import FormatError, LayoutError, VerifyError
+from syncline.format import head as head_format
+from syncline.format.part import temporary_file
+from syncline.interchange import chain
+from syncline.sync import followed
+from syncline.sync.checks import check_layout, fingerprint_all, verify_engine
+from syncline.sync.history import read_head
+from syncline.sync.phases import Phases
+from syncline.sync.pull import changed_units, record_fingerprint, to_record
+from syncline.sync.reports import AppliedVersion
+from syncline.sync.writer import model_fingerprint
+from syncline.types import ZERO, Bits, Changes, Fingerprint, Record, Span, Step, TensorMeta
+from syncline.version import ForeignVersion, HeldVersion, TensorEntry
+
+_STAGED_IN_MEMORY_BYTES = 64 << 20
+_ON_TRUST = (
+    "the base {base!r} is not in the directory: the engine's weights were taken for it; the digests "
+    "prove the tensors that changed"
+)
+
+
+class Follower:
+    """Keeps one engine on the versions of one foreign directory.
+
+    The changes of a version are decoded and proved first, into a temporary file; only then does the engine
+    take them, in one update that it can undo.
+
+    Args:
+        layout: how to read the store.
+        engine, verify, observe: as for `Receiver`.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        layout: Interchange,
+        engine: Engine,
+        *,
+        verify: Literal["changed", "full"],
+        observe: Observe,
+    ) -> None:
+        self._store = store
+        self._layout = layout
+        self._engine = engine
+        self._verify = verify
+        self._observe = observe
+        self._seen: list[ForeignVersion] = []
+        self._sizes: dict[str, int] = {}
+        self._done_bytes = self._total_bytes = self._changed = 0
+
+    def sync(self, version: int | str | None = None, *, repair: bool = False) -> AppliedVersion:
+        """Bring the engine to a version; see `Receiver.sync`.
+
+        Args:
+            version: its identity; None: the one that no other is made on.
+        """
+        phases = Phases()
+        with phases("plan"):
+            versions = self._layout.versions(self._store, self._seen)
+            target = self._target(versions, version)
+            held = None if repair else self._engine.held()
+            has_weights = bool(self._engine.tensors()) and not repair
+            path = followed.path(versions, target, held, has_weights=has_weights)
+        self._done_bytes = self._changed = 0
+        self._total_bytes = sum(at.payload_bytes for at in path)
+        self._observe(Step("pull.planned", 0, self._total_bytes))
+        missing = dict.fromkeys(sentence for at in path or [target] for sentence in at.missing)
+        if path and path[0].kind == "delta" and held is None:
+            missing[_ON_TRUST.format(base=path[0].base)] = None
+        applied = []
+        for at in path:
+            self._sizes = {tensor.name: tensor.payload_bytes for tensor in at.tensors}
+            take = self._delta if at.kind == "delta" else self._full
+            held = take(at, held, phases)
+            applied.append(held.version)
+            self._observe(Step("pull.version_applied", self._done_bytes, self._total_bytes))
+        if held is None:
+            raise FormatError(f"version {target.identity!r}: no step leads to it")
+        if self._verify == "full":
+            with phases("verify"):
+                verify_engine(self._engine, held.manifest)
+        # The target is read anew next time, so that a directory that was rewritten is noticed.
+        self._seen = [at for at in versions if at is not target]
+        return AppliedVersion(
+            run_id=held.manifest.run_id,
+            version=held.version,
+            manifest_sha256=held.sha256,
+            fingerprint=held.manifest.fingerprint.hex(),
+            applied=tuple(applied),
+            changed=self._changed,
+            payload_bytes=self._done_bytes,
+            seconds=phases.seconds(),
+            layout=self._layout.name,
+            identity=target.identity,
+            missing=tuple(missing),
+        )
+
+    def _target(self, versions: list[ForeignVersion], version: int | str | None) -> ForeignVersion:
+        raw = read_head(self._store) if version is None else None
+        return chain.find(versions, version if raw is None else head_format.load(raw).version)
+
+    def _base(self, name: str) -> tuple[TensorMeta, Bits]:
+        metas = self._engine.tensors()
+        if name not in metas:
+            raise LayoutError(
+                f"tensor {name!r} is not in the base: the engine holds no tensor of this name; the two "
+                "sides name the model's tensors differently",
+                tensor=name,
+            )
+        # A tied name may be found under another one.
+        return replace(metas[name], name=name), self._engine.view(name)
+
+    def _delta(self, at: ForeignVersion, held: HeldVersion | None, phases: Phases) -> HeldVersion:
+        table = self._table(held, phases)
+        before = model_fingerprint(table.values())
+        with tempfile.SpooledTemporaryFile(_STAGED_IN_MEMORY_BYTES) as file:
+            stage = JournalWriter(file)
+            done: set[str] = set()
+            for meta, pieces in self._layout.read(self._store, at, self._base):
+                if meta.name in done:
+                    raise FormatError(
+                        f"version {at.identity!r}: tensor {meta.name!r} came twice",
+                        tensor=meta.name,
+                    )
+                done.add(meta.name)
+                entry = table.get(meta.name)
+                total = self._fingerprint(meta) if entry is None else entry.fingerprint
+                with phases("decode"):
+                    total += self._staged(meta, pieces, stage)
+                table[meta.name] = TensorEntry(meta, total, None, None, None)
+                self._reached(meta.name)
+            with temporary_file():
+                seal = stage.finish()
+            after = followed.record(at, held, table, before)
+            with phases("apply"):
+                staged = Journal(file, f"stage of version {at.identity!r}", seal)
+                self._engine.apply(staged, after)
+        return after
+
+    def _staged(
+        self, meta: TensorMeta, pieces: Iterator[Changes | Span], stage: JournalWriter
+    ) -> Fingerprint:
+        seeds = kernels.seeds(meta.name)
+        bits = self._engine.view(meta.name)
+        total = ZERO
+        for piece in pieces:
+            record = to_record(meta, piece, bits)
+            if record.new_bits.size:
+                total += record_fingerprint(record, seeds)
+                self._changed += changed_units(record)
+                stage.add(record)
+        return total
+
+    def _table(self, held: HeldVersion | None, phases: Phases) -> dict[str, TensorEntry]:
+        metas = self._engine.tensors()
+        if held is not None:
+            check_layout(metas, held.manifest)
+            return dict(held.manifest.by_name)
+        with phases("verify"):
+            return {
+                name: TensorEntry(meta, self._fingerprint(meta), None, None, None)
+                for name, meta in metas.items()
+            }
+
+    def _fingerprint(self, meta: TensorMeta) -> Fingerprint:
+        return fingerprint_all(meta, self._engine.view(meta.name))
+
+    def _full(self, at: ForeignVersion, held: HeldVersion | None, phases: Phases) -> HeldVersion:
+        """Take a full version: read it once to know and prove it, and again to hand it over."""
+        table: dict[str, TensorEntry] = {}
+        with phases("verify"):
+            for meta, spans in self._layout.read(self._store, at, None):
+                total = ZERO
+                for span in _only_spans(meta, spans):
+                    total += kernels.fingerprint(span.bits, span.start, kernels.seeds(meta.name))
+                table[meta.name] = TensorEntry(meta, total, None, None, None)
+        before = ZERO if held is None else held.manifest.fingerprint
+        after = followed.record(at, held, table, before)
+        with phases("apply"):
+            if self._engine.tensors():
+                check_layout(self._engine.tensors(), after.manifest)
+                self._engine.apply(self._records(at, table), after)
+            else:
+                files = self._layout.files(self._store, at)
+                self._engine.create(after, self._tensors(at, table), files)
+        return after
+
+    def _tensors(
+        self, at: ForeignVersion, table: dict[str, TensorEntry]
+    ) -> Iterator[tuple[TensorMeta, Iterator[Span]]]:
+        for meta, spans in self._layout.read(self._store, at, None):
+            yield meta, self._same(at, meta, spans, table)
+
+    def _records(self, at: ForeignVersion, table: dict[str, TensorEntry]) -> Iterator[Record]:
+        for meta, spans in self._tensors(at, table):
+            bits = self._engine.view(meta.name)
+            for span in spans:
+                record = to_record(meta, span, bits)
+                if record.new_bits.size:
+                    yield record
+
+    def _same(
+        self,
+        at: ForeignVersion,
+        meta: TensorMeta,
+        spans: Iterator[Changes | Span],
+        table: dict[str, TensorEntry],
+    ) -> Iterator[Span]:
+        """Pass spans on; at the end they were the same as in the first reading."""
+        total = ZERO
+        for span in _only_spans(meta, spans):
+            total += kernels.fingerprint(span.bits, span.start, kernels.seeds(meta.name))
+            self._changed += span.bits.size
+            yield span
+        entry = table.get(meta.name)
+        if entry is None or entry.fingerprint != total:
+            raise VerifyError(
+                f"version {at.identity!r}: tensor {meta.name!r} changed while it was read; nothing was "
+                "written; sync again once its publisher has finished",
+                tensor=meta.name,
+            )
+        self._reached(meta.name)
+
+    def _reached(self, name: str) -> None:
+        self._done_bytes += self._sizes.get(name, 0)
+        self._observe(Step("pull.tensor_decoded", self._done_bytes, self._total_bytes))
+
+
+def _only_spans(meta: TensorMeta, pieces: Iterator[Changes | Span]) -> Iterator[Span]:
+    for piece in pieces:
+        if not isinstance(piece, Span):
+            raise FormatError(
+                f"tensor {meta.name!r}: a full version brings every unit, found changes",
+                tensor=meta.name,
+            )
+        yield piece
