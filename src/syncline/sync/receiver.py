@@ -14,6 +14,7 @@ from syncline.sync.history import History, read_head
 from syncline.sync.phases import Phases
 from syncline.sync.pull import Pull
 from syncline.sync.reports import AppliedVersion
+from syncline.trace import Trace
 from syncline.types import Step
 from syncline.version import HeldVersion
 
@@ -29,7 +30,9 @@ class Receiver:
         verify: `changed` proves each changed tensor's fingerprint from the bits that stood in the engine
             and the bits that replace them, before the first one is written, and reads the changed
             places back afterwards: O(changes). `full` also reads every tensor again after `sync`.
-        observe: told of every step in `syncline.sync.pull.STEPS` and the bytes done, for progress bars.
+        observe: told of every step in `syncline.sync.pull.STEPS` and the bytes done, for progress bars;
+            steps of fetching come from another thread.
+        trace: collects what ran when; see `syncline.Trace`.
         layout: `syncline`, the name of a foreign layout (`syncline.interchange.NAMES`), or `auto`: what
             lies in the store.
 
@@ -51,6 +54,7 @@ class Receiver:
         *,
         verify: Verify = "changed",
         observe: Observe | None = None,
+        trace: Trace | None = None,
         layout: str = "auto",
     ) -> None:
         if layout not in ("auto", interchange.SYNCLINE):
@@ -63,6 +67,7 @@ class Receiver:
         self._engine = engine
         self._verify = verify
         self._observe = observe if observe is not None else ignore
+        self._trace = trace
         self._layout = layout
         self._follower: Follower | None = None
 
@@ -89,7 +94,7 @@ class Receiver:
         follower = self._foreign()
         if follower is not None:
             return follower.sync(version, repair=repair)
-        phases = Phases()
+        phases = Phases(self._trace)
         with phases("plan"):
             history = History.open(self._store)
             target = history.target(number_of(version))
@@ -131,6 +136,7 @@ class Receiver:
                 self._engine,
                 verify=self._verify,
                 observe=self._observe,
+                trace=self._trace,
             )
         return self._follower
 
