@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from syncline import interchange
 from syncline.abc import Engine, Observe, Store, ignore
 from syncline.errors import BaseVersionError, ConfigError
 from syncline.sync.checks import adopt, check_kind, verify_engine
 from syncline.sync.follow import Follower
 from syncline.sync.followed import number_of
-from syncline.sync.history import History, read_head
+from syncline.sync.history import History
+from syncline.sync.layout import AUTO, CHOICES, foreign_layout
 from syncline.sync.phases import Phases
 from syncline.sync.pull import Pull
 from syncline.sync.reports import AppliedVersion
@@ -55,10 +55,10 @@ class Receiver:
         verify: Verify = "changed",
         observe: Observe | None = None,
         trace: Trace | None = None,
-        layout: str = "auto",
+        layout: str = AUTO,
     ) -> None:
-        if layout not in ("auto", interchange.SYNCLINE):
-            interchange.get(layout)
+        if layout not in CHOICES:
+            raise ConfigError(f"layout: expected one of {', '.join(CHOICES)}, found {layout!r}")
         if verify not in ("changed", "full"):
             raise ConfigError(f"verify: expected 'changed' or 'full', found {verify!r}")
         check_kind("store", store, Store)
@@ -125,14 +125,13 @@ class Receiver:
 
     def _foreign(self) -> Follower | None:
         """Return who follows the store if it is not in our own layout; a layout is found out once."""
-        if self._layout == "auto" and read_head(self._store) is None and self._store.list():
-            self._layout = interchange.recognise(self._store)
-        if self._layout in ("auto", interchange.SYNCLINE):
-            return None
         if self._follower is None:
+            layout = foreign_layout(self._store, self._layout)
+            if layout is None:
+                return None
             self._follower = Follower(
                 self._store,
-                interchange.get(self._layout),
+                layout,
                 self._engine,
                 verify=self._verify,
                 observe=self._observe,
