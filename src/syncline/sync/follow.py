@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Literal
+from functools import partial
+from typing import Literal, TypeVar
 
 from syncline import kernels
 from syncline.abc import Engine, Interchange, Observe, Store
@@ -16,17 +17,24 @@ from syncline.format.part import temporary_file
 from syncline.interchange import chain
 from syncline.sync import followed
 from syncline.sync.checks import check_layout, fingerprint_all, verify_engine
-from syncline.sync.decode import changed_units, record_fingerprint, to_record
+from syncline.sync.decode import to_record
 from syncline.sync.fingerprints import fingerprints
+from syncline.sync.found import Found, only_spans
 from syncline.sync.history import read_head
 from syncline.sync.phases import Phases
 from syncline.sync.reports import AppliedVersion
+from syncline.sync.slices import Slice, in_batches, whole
 from syncline.sync.writer import model_fingerprint
 from syncline.trace import Trace
 from syncline.types import ZERO, Bits, Changes, Fingerprint, Record, Span, Step, TensorMeta
 from syncline.version import ForeignVersion, HeldVersion, TensorEntry
 
+T = TypeVar("T")
+
 _STAGED_IN_MEMORY_BYTES = 64 << 20
+_POOLED_BYTES = 256 << 20
+"""Largest tensor that is decoded on the thread pool, with all its records in memory."""
+
 _ON_TRUST = (
     "the base {base!r} is not in the directory: the engine's weights were taken for it; the digests "
     "prove the tensors that changed"
@@ -132,7 +140,8 @@ class Follower:
         with tempfile.SpooledTemporaryFile(_STAGED_IN_MEMORY_BYTES) as file:
             stage = JournalWriter(file)
             done: set[str] = set()
-            for meta, pieces in self._layout.read(self._store, at, self._base):
+            for found in self._decoded(at, phases):
+                meta = found.meta
                 if meta.name in done:
                     raise FormatError(
                         f"version {at.identity!r}: tensor {meta.name!r} came twice",
@@ -141,9 +150,11 @@ class Follower:
                 done.add(meta.name)
                 entry = table.get(meta.name)
                 total = self._fingerprint(meta) if entry is None else entry.fingerprint
-                with phases("decode"):
-                    total += self._staged(meta, pieces, stage)
-                table[meta.name] = TensorEntry(meta, total, None, None, None)
+                with phases("stage"):
+                    for item in found.records():
+                        stage.add(item)
+                table[meta.name] = TensorEntry(meta, total + found.difference, None, None, None)
+                self._changed += found.changed
                 self._reached(meta.name)
             with temporary_file():
                 seal = stage.finish()
@@ -153,19 +164,23 @@ class Follower:
                 self._engine.apply(staged, after)
         return after
 
-    def _staged(
-        self, meta: TensorMeta, pieces: Iterator[Changes | Span], stage: JournalWriter
-    ) -> Fingerprint:
-        seeds = kernels.seeds(meta.name)
-        bits = self._engine.view(meta.name)
-        total = ZERO
-        for piece in pieces:
-            record = to_record(meta, piece, bits)
-            if record.new_bits.size:
-                total += record_fingerprint(record, seeds)
-                self._changed += changed_units(record)
-                stage.add(record)
-        return total
+    def _decoded(self, at: ForeignVersion, phases: Phases) -> Iterator[Found]:
+        """Yield what a delta changes, tensor by tensor; on the thread pool where the layout allows it."""
+
+        def decode(found: Found) -> Found:
+            if found.meta.nbytes <= _POOLED_BYTES:
+                with phases("decode"):
+                    found.take_all()
+            return found
+
+        work = (
+            (whole(meta), partial(decode, Found(meta, pieces, self._engine.view(meta.name))))
+            for meta, pieces in self._layout.read(self._store, at, self._base)
+        )
+        return self._each(work, phases)
+
+    def _each(self, work: Iterable[tuple[Slice, Callable[[], T]]], phases: Phases) -> Iterator[T]:
+        return in_batches(work, phases) if self._layout.is_concurrent else (do() for _, do in work)
 
     def _table(self, held: HeldVersion | None, phases: Phases) -> dict[str, TensorEntry]:
         metas = self._engine.tensors()
@@ -181,13 +196,19 @@ class Follower:
 
     def _full(self, at: ForeignVersion, held: HeldVersion | None, phases: Phases) -> HeldVersion:
         """Take a full version: read it once to know and prove it, and again to hand it over."""
-        table: dict[str, TensorEntry] = {}
-        with phases("verify"):
-            for meta, spans in self._layout.read(self._store, at, None):
-                total = ZERO
-                for span in _only_spans(meta, spans):
+
+        def prove(meta: TensorMeta, spans: Iterator[Changes | Span]) -> TensorEntry:
+            total = ZERO
+            with phases("verify"):
+                for span in only_spans(meta, spans):
                     total += kernels.fingerprint(span.bits, span.start, kernels.seeds(meta.name))
-                table[meta.name] = TensorEntry(meta, total, None, None, None)
+            return TensorEntry(meta, total, None, None, None)
+
+        work = (
+            (whole(meta), partial(prove, meta, spans))
+            for meta, spans in self._layout.read(self._store, at, None)
+        )
+        table = {entry.meta.name: entry for entry in self._each(work, phases)}
         before = ZERO if held is None else held.manifest.fingerprint
         after = followed.record(at, held, table, before)
         with phases("apply"):
@@ -222,7 +243,7 @@ class Follower:
     ) -> Iterator[Span]:
         """Pass spans on; at the end they were the same as in the first reading."""
         total = ZERO
-        for span in _only_spans(meta, spans):
+        for span in only_spans(meta, spans):
             total += kernels.fingerprint(span.bits, span.start, kernels.seeds(meta.name))
             self._changed += span.bits.size
             yield span
@@ -238,13 +259,3 @@ class Follower:
     def _reached(self, name: str) -> None:
         self._done_bytes += self._sizes.get(name, 0)
         self._observe(Step("pull.tensor_decoded", self._done_bytes, self._total_bytes))
-
-
-def _only_spans(meta: TensorMeta, pieces: Iterator[Changes | Span]) -> Iterator[Span]:
-    for piece in pieces:
-        if not isinstance(piece, Span):
-            raise FormatError(
-                f"tensor {meta.name!r}: a full version brings every unit, found changes",
-                tensor=meta.name,
-            )
-        yield piece
