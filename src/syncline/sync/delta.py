@@ -51,6 +51,7 @@ class DeltaWriter:
         self._encoding = options.encoding
         self._link_bytes_per_s = options.link_bytes_per_s
         self._density = density
+        self._checksum = options.checksum
         self._memory_bytes = options.memory_bytes
         self._phases = phases
         self._observe = observe
@@ -70,7 +71,9 @@ class DeltaWriter:
         Raises:
             LayoutError: a tensor is unknown, repeated, missing, or of another dtype or shape.
         """
-        encoder = DeltaEncoder(self._snapshot.bits, self._encoding_of, self._phases)
+        encoder = DeltaEncoder(
+            self._snapshot.bits, self._encoding_of, self._phases, checksum=self._checksum
+        )
         try:
             with self._puts:
                 for meta, pieces in by_tensor(encoder.encode(source, self._check)):

@@ -186,6 +186,7 @@ class Publisher:
     def _commit_full(
         self, snapshot: Snapshot, table: Mapping[str, TensorEntry], phases: Phases
     ) -> PublishReport:
+        self.options.check(entry.meta for entry in table.values())
         full = FullWriter(self._writer(phases), snapshot, options=self.options, phases=phases)
         parts, files, entries = full.write(table, self._files)
         report = self._commit(snapshot, "full", parts, files, entries, phases)
@@ -222,7 +223,7 @@ class Publisher:
             fingerprint=model_fingerprint(table),
         )
         with phases("commit"):
-            version = self._writer(phases).finish(manifest)
+            version = self._writer(phases).finish(manifest, self.options.checksum)
             self._owner.commit(version)
         snapshot.apply((), version)
         return report_of(version)
