@@ -78,6 +78,14 @@ Outcome decode_gaps(const unsigned char* low, unsigned low_bytes, const unsigned
 // out = a ^ b, byte by byte.
 void xor_bytes(const unsigned char* a, const unsigned char* b, unsigned char* out, std::size_t size) noexcept;
 
+// Plane p, `count` bytes from planes + p * count on, holds byte p of every unit, the lowest first; if `rotated`, of
+// every unit rotated left by one bit.
+void split_planes(const unsigned char* units, std::size_t count, unsigned unit_bytes, bool rotated,
+                  unsigned char* planes) noexcept;
+// Undoes it; the planes may lie anywhere but in `units`.
+void join_planes(const unsigned char* const* planes, std::size_t count, unsigned unit_bytes, bool rotated,
+                 unsigned char* units) noexcept;
+
 // The sum of all bytes of both buffers as 64-bit words (size in bytes, a multiple of 8): does nothing but
 // read, and so measures the roof that the other kernels are compared with.
 std::uint64_t read_words(const unsigned char* first, const unsigned char* second, std::size_t size) noexcept;

@@ -81,6 +81,15 @@ def test_xor_and_plain_reads(pair: tuple[np.ndarray, np.ndarray]) -> None:
     assert native.read_words(old, new) == reference.read_words(old, new)
 
 
+@given(pair=pairs(), rotated=st.booleans(), shift=st.integers(0, 9))
+def test_planes(pair: tuple[np.ndarray, np.ndarray], rotated: bool, shift: int) -> None:
+    bits, _ = pair
+    planes = native.split_planes(bits, rotated=rotated)
+    np.testing.assert_array_equal(planes, reference.split_planes(bits, rotated=rotated))
+    apart = [np.concatenate([np.zeros(shift, np.uint8), plane])[shift:] for plane in planes]
+    np.testing.assert_array_equal(native.join_planes(apart, rotated=rotated), bits, strict=True)
+
+
 @given(pair=pairs(), start=st.sampled_from([0, 1, 1000, 1023, 1024, 5555, 2**40 + 7]))
 def test_fingerprint(pair: tuple[np.ndarray, np.ndarray], start: int) -> None:
     old, new = pair

@@ -142,7 +142,7 @@ def _unpack(cursor: Cursor, units: int, unit_bytes: int) -> tuple[NDArray[np.uin
     offsets = _offsets(found[: low_bytes + 1], count, units)
     symbols = found[low_bytes + 1].content(-(-count * symbol_bits // 8))
     planes = [stream.content(escaped) for stream in found[low_bytes + 2 :]]
-    excess = kernels.join_planes(np.stack(planes)) if planes else np.empty(0, unsigned(unit_bytes))
+    excess = kernels.join_planes(planes) if planes else np.empty(0, unsigned(unit_bytes))
     with placing(found[low_bytes + 1].what):
         return offsets, _from_symbols(symbols, count, symbol_bits, excess)
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
-import numpy as np
-
 from syncline import kernels
 from syncline.abc import Buffer, Codec
 from syncline.codecs import streams
@@ -42,8 +40,7 @@ class Planes(Codec):
         is_rotated = meta.dtype in _ROTATED
 
         def pack(window: Window) -> bytes:
-            units = _rotate(window.new, 1) if is_rotated else window.new
-            return streams.pack(list(kernels.split_planes(units)))
+            return streams.pack(list(kernels.split_planes(window.new, rotated=is_rotated)))
 
         with blaming(meta, self.name):
             yield from encode_windows(int(is_rotated), meta, windows, pack)
@@ -57,17 +54,9 @@ class Planes(Codec):
             for start in range(0, meta.unit_count, window_units):
                 units = min(window_units, meta.unit_count - start)
                 planes = [stream.content(units) for stream in streams.unpack(cursor, names)]
-                bits = kernels.join_planes(np.stack(planes))
-                yield Span(start, _rotate(bits, -1) if is_rotated else bits)
+                yield Span(start, kernels.join_planes(planes, rotated=bool(is_rotated)))
             cursor.end()
 
     def predict_bytes(self, meta: TensorMeta, changed: int) -> int:
         """Return about the size for normally distributed weights, whatever has changed."""
         return int(meta.nbytes * _PREDICTED_RATIO.get(meta.dtype, 1.0))
-
-
-def _rotate(bits: Bits, by: int) -> Bits:
-    """Return every unit rotated left by `by` bits; negative: right."""
-    width = 8 * bits.dtype.itemsize
-    left = by % width
-    return (bits << left) | (bits >> (width - left))

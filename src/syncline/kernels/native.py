@@ -5,13 +5,15 @@ What a kernel refuses is refused again by the reference, which says in words wha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from syncline import config
 from syncline.errors import ConfigError
 from syncline.kernels import _native, reference
-from syncline.types import Bits, Fingerprint
+from syncline.types import Bits, Fingerprint, unsigned
 
 U8 = NDArray[np.uint8]
 U32 = NDArray[np.uint32]
@@ -100,6 +102,20 @@ def fingerprint_change(
     return Fingerprint(
         *_native.fingerprint_change(_aligned(offsets), old_bits, new_bits, width, start, *seeds)
     )
+
+
+def split_planes(bits: Bits, *, rotated: bool) -> U8:
+    """See `reference.split_planes`."""
+    planes = np.empty((bits.itemsize, bits.size), np.uint8)
+    _native.split_planes(bits, bits.itemsize, rotated, planes)
+    return planes
+
+
+def join_planes(planes: Sequence[U8], *, rotated: bool) -> Bits:
+    """See `reference.join_planes`."""
+    bits = np.empty(planes[0].size, unsigned(len(planes)))
+    _native.join_planes(planes, len(planes), rotated, bits)
+    return bits
 
 
 def encode_gaps(offsets: U32, low_bytes: int) -> tuple[U8, U8]:

@@ -7,6 +7,7 @@ of matching length. Nothing here is tuned beyond what numpy does by itself; view
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -90,19 +91,27 @@ def read_words(first: Bits, second: Bits) -> int:
     return total % (1 << 64)
 
 
-def split_planes(bits: Bits) -> U8:
+def split_planes(bits: Bits, *, rotated: bool) -> U8:
     """Return the bytes of every unit as rows: row p holds byte p, the lowest first."""
-    return np.ascontiguousarray(bits.view(np.uint8).reshape(bits.size, bits.itemsize).T)
+    units = _rotate(bits, 1) if rotated else bits
+    return np.ascontiguousarray(units.view(np.uint8).reshape(bits.size, bits.itemsize).T)
 
 
-def join_planes(planes: U8) -> Bits:
+def join_planes(planes: Sequence[U8], *, rotated: bool) -> Bits:
     """Undo `split_planes`."""
     # Plane by plane: numpy transposes narrow rows seven times slower.
-    units = np.empty((planes.shape[1], planes.shape[0]), np.uint8)
+    units = np.empty((planes[0].size, len(planes)), np.uint8)
     for place, plane in enumerate(planes):
         units[:, place] = plane
-    joined: Bits = units.reshape(-1).view(unsigned(planes.shape[0]))
-    return joined
+    joined: Bits = units.reshape(-1).view(unsigned(len(planes)))
+    return _rotate(joined, -1) if rotated else joined
+
+
+def _rotate(bits: Bits, by: int) -> Bits:
+    """Return every unit rotated left by `by` bits; negative: right."""
+    width = 8 * bits.dtype.itemsize
+    left = by % width
+    return (bits << left) | (bits >> (width - left))
 
 
 def steps(old: Bits, new: Bits) -> Bits:

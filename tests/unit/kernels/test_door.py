@@ -18,6 +18,7 @@ LOCKED = U16.copy()
 LOCKED.flags.writeable = False
 KEYS = kernels.seeds("t")
 
+HIGH = np.zeros(3, np.uint8)
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "widths differ": (lambda: kernels.diff(U16, U16.view(np.uint8)), "one width"),
     "lengths differ": (lambda: kernels.diff(U16, U16[:5]), "one length, not 8 and 5"),
@@ -40,8 +41,13 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         "2\\*\\*62 - 1",
     ),
     "three low bytes": (lambda: kernels.encode_gaps(U32, 3), "0, 1 or 2 low bytes"),
-    "three planes": (lambda: kernels.join_planes(np.zeros((3, 4), np.uint8)), "1, 2, 4 or 8 rows"),
+    "three planes": (
+        lambda: kernels.join_planes(np.zeros((3, 4), np.uint8)),
+        "1, 2, 4 or 8 byte planes",
+    ),
     "wide planes": (lambda: kernels.join_planes(np.zeros((2, 4), np.uint16)), "uint16"),
+    "planes of two lengths": (lambda: kernels.join_planes([HIGH, HIGH[:2]]), "one length"),
+    "no planes": (lambda: kernels.join_planes([]), "not 0"),
 }
 
 
@@ -53,7 +59,6 @@ def test_refused(case: str) -> None:
 
 
 EMPTY = np.zeros((0, 3), np.uint8)
-HIGH = np.zeros(3, np.uint8)
 
 
 @pytest.mark.parametrize(
