@@ -75,6 +75,25 @@ Outcome encode_gaps(const std::uint32_t* offsets, std::size_t count, unsigned lo
 Outcome decode_gaps(const unsigned char* low, unsigned low_bytes, const unsigned char* high, std::size_t high_size,
                     std::uint64_t limit, std::uint32_t* offsets, std::size_t count) noexcept;
 
+// One axis of a block: `count` elements, so far apart on this side and on the other.
+struct Axis {
+  std::uint64_t stride, count, other;
+};
+
+// Positions on one side of a block that it holds, and their bits, to where they are on the other side. Strides fall and
+// are not 0; counts are not 0; there is an axis. Any positions will do. The outputs have room for all of them.
+struct MapTask {
+  const std::uint64_t* positions;
+  const unsigned char* bits;
+  std::size_t count;
+  const Axis* axes;
+  std::size_t axis_count;
+  std::uint64_t first, other;  // where the block's first element is on this side and on the other
+  std::uint64_t* mapped;
+  unsigned char* moved;
+};
+std::size_t map_positions(const MapTask& task, unsigned unit_bytes) noexcept;
+
 // out = a ^ b, byte by byte.
 void xor_bytes(const unsigned char* a, const unsigned char* b, unsigned char* out, std::size_t size) noexcept;
 

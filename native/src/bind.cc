@@ -128,6 +128,20 @@ void join_planes_(nb::sequence planes, unsigned unit_bytes, bool rotated, nb::ha
   join_planes(from.data(), into.size_bytes() / unit_bytes, unit_bytes, rotated, into.bytes());
 }
 
+std::size_t map_positions_(nb::handle positions, nb::handle bits, unsigned unit_bytes, nb::handle axes,
+                           std::uint64_t first, std::uint64_t other, nb::handle mapped, nb::handle moved) {
+  const View places(positions, false);
+  const View from(bits, false);
+  const View sides(axes, false);
+  const View targets(mapped, true);
+  const View into(moved, true);
+  const nb::gil_scoped_release unlocked;
+  return map_positions({places.as<std::uint64_t>(), from.bytes(), places.size_bytes() / sizeof(std::uint64_t),
+                        sides.as<Axis>(), sides.size_bytes() / sizeof(Axis), first, other, targets.as<std::uint64_t>(),
+                        into.bytes()},
+                       unit_bytes);
+}
+
 std::uint64_t read_words_(nb::handle first, nb::handle second) {
   const View a(first, false);
   const View b(second, false);
@@ -163,6 +177,7 @@ NB_MODULE(_native, m) {
   m.def("decode_gaps", &decode_gaps_);
   m.def("split_planes", &split_planes_);
   m.def("join_planes", &join_planes_);
+  m.def("map_positions", &map_positions_);
   m.def("read_words", &read_words_);
   m.def("xor", &xor_);
   m.def("available_isas", &available_isas);

@@ -39,6 +39,17 @@ def split_planes(units: Array, unit_bytes: int, rotated: bool, planes: Array, /)
 def join_planes(
     planes: Sequence[Array], unit_bytes: int, rotated: bool, units: Array, /
 ) -> None: ...
+def map_positions(
+    positions: Array,
+    bits: Array,
+    unit_bytes: int,
+    axes: Array,
+    first: int,
+    other: int,
+    mapped: Array,
+    moved: Array,
+    /,
+) -> int: ...
 def read_words(first: Array, second: Array, /) -> int: ...
 def available_isas() -> list[str]: ...
 def select_isa(name: str, /) -> bool: ...

@@ -26,6 +26,10 @@ _ONE = np.uint64(1)
 U8 = NDArray[np.uint8]
 U32 = NDArray[np.uint32]
 U64 = NDArray[np.uint64]
+I64 = NDArray[np.int64]
+
+Axis = tuple[int, int, int]
+"""Stride, count, and stride on the other side."""
 
 
 def diff(old: Bits, new: Bits, *, refresh: bool) -> tuple[U32, Bits, Bits]:
@@ -126,6 +130,25 @@ def unsteps(old: Bits, zigzag: Bits) -> Bits:
     one = zigzag.dtype.type(1)
     moved: Bits = old + ((zigzag >> one) ^ (~(zigzag & one) + one))
     return moved
+
+
+def map_positions(
+    positions: I64, bits: Bits, axes: Sequence[Axis], first: int, other: int
+) -> tuple[I64, Bits]:
+    """Return where the positions that a block holds are on the other side, and their bits."""
+    rest = positions - first
+    inside = rest >= 0
+    mapped = np.full_like(rest, other)
+    covered = None
+    for stride, count, other_stride in axes:
+        index = rest // stride
+        if covered is None or stride * count < covered:
+            inside &= index < count
+        rest -= index * stride
+        mapped += index * other_stride
+        covered = stride
+    inside &= rest == 0
+    return mapped[inside], bits[inside]
 
 
 def encode_gaps(offsets: U32, low_bytes: int) -> tuple[U8, U8]:
