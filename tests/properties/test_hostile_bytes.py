@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from contracts.codecs import apply
-from hostile import at_most, edited, edited_json, refusals
+from hostile import edited, edited_json, refusals
 from manifest_samples import DELTA, FULL, with_sum
 from syncline import codecs
 from syncline.commit.journal import Journal, JournalWriter
@@ -81,8 +81,7 @@ def test_edited_bytes_are_refused_or_read(name: str) -> None:
     legal, read = READERS[name]
     read(legal)
     rng = np.random.default_rng(len(name))
-    with at_most(2 * MIB):
-        said = refusals(read, (edited(legal, rng) for _ in range(10 * ROUNDS)), OURS)
+    said = refusals(read, (edited(legal, rng) for _ in range(10 * ROUNDS)), OURS, 2 * MIB)
     assert len(said) > ROUNDS
     assert all(len(message) > 20 for message in said)
 
@@ -95,7 +94,7 @@ REFUSED_OF_100 = {"head": 80, "manifest": 80, "state": 80, "wanted sidecar": 5}
 def test_documents_with_one_thing_wrong_are_refused(name: str) -> None:
     legal, read = READERS[name]
     rng = np.random.default_rng(1)
-    said = refusals(read, (edited_json(legal, rng) for _ in range(10 * ROUNDS)), OURS)
+    said = refusals(read, (edited_json(legal, rng) for _ in range(10 * ROUNDS)), OURS, 2 * MIB)
     assert len(said) > ROUNDS * REFUSED_OF_100[name] / 10
 
 
@@ -103,7 +102,9 @@ def test_tables_with_one_thing_wrong_are_refused() -> None:
     legal = json.dumps(table.document(FULL.tensors)).encode()
     rng = np.random.default_rng(2)
     packed = (zstd.compress(edited_json(legal, rng)) for _ in range(10 * ROUNDS))
-    assert len(refusals(lambda data: table.unpack(data, "table"), packed, OURS)) > 7 * ROUNDS
+    assert (
+        len(refusals(lambda data: table.unpack(data, "table"), packed, OURS, 2 * MIB)) > 7 * ROUNDS
+    )
 
 
 def test_a_sidecar_that_is_not_the_named_one_is_told_by_its_digest() -> None:
@@ -116,7 +117,7 @@ def test_a_sidecar_that_is_not_the_named_one_is_told_by_its_digest() -> None:
     rng = np.random.default_rng(3)
     others = [data for data in (edited(sidecar, rng) for _ in range(ROUNDS)) if data != sidecar]
     said = refusals(
-        lambda data: manifest.load(text, data), iter(others), (FormatError, VerifyError)
+        lambda data: manifest.load(text, data), others, (FormatError, VerifyError), 2 * MIB
     )
     assert len(said) == len(others)
 
@@ -138,8 +139,7 @@ def test_headers_of_checkpoints(tmp_path: Path, is_json: bool) -> None:
         return len(text).to_bytes(8, "little") + text + PART[8 + length :]
 
     read(PART)
-    with at_most(2 * MIB):
-        said = refusals(read, (damaged() for _ in range(3 * ROUNDS)), OURS)
+    said = refusals(read, (damaged() for _ in range(3 * ROUNDS)), OURS, 2 * MIB)
     assert len(said) > ROUNDS
 
 
@@ -157,8 +157,9 @@ def test_golden_payloads_edited(path: Path) -> None:
 
         # What a decoder may take: its buffers, and some copies of the tensor as wide as positions are. The
         # lengths that the edits write are 16 MiB and more.
-        with at_most(MIB + 100 * meta.nbytes):
-            said = refusals(read, (edited(payload, rng) for _ in range(ROUNDS)), OURS)
+        said = refusals(
+            read, (edited(payload, rng) for _ in range(ROUNDS)), OURS, MIB + 100 * meta.nbytes
+        )
         assert all("byte" in message or "must be" in message for message in said)
         assert said or not payload
 
