@@ -10,6 +10,13 @@ from hypothesis import HealthCheck, settings
 
 from syncline.types import DTYPE_BITS, TensorMeta, unsigned
 
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let Triton interpret the GPU kernels on the host, unless the tests that need a GPU are asked for."""
+    if config.option.markexpr != "gpu":
+        os.environ["TRITON_INTERPRET"] = "1"
+
+
 settings.register_profile(
     "ci",
     max_examples=50,
