@@ -66,7 +66,9 @@ class DeltaWriter:
         Raises:
             LayoutError: a tensor is unknown, repeated, missing, or of another dtype or shape.
         """
-        encoder = DeltaEncoder(self._snapshot.bits, self._encoding_of, self._phases)
+        encoder = DeltaEncoder(
+            self._snapshot.bits, self._encoding_of, self._phases, self._snapshot.copies
+        )
         try:
             with self._puts:
                 for meta, pieces in by_tensor(encoder.encode(source, self._check)):

@@ -24,6 +24,9 @@ class PublisherOptions:
         memory_bytes: payload of one part that is held in memory; more goes to a temporary file.
         snapshot_dir: keep the copy of the last version's weights in memory-mapped files in this
             directory instead of in memory; None: in memory.
+        device_copy: where weights are in GPU memory, keep a copy of the last version's there as well and
+            compare on the GPU, so that only changes cross to the host. It takes as much GPU memory as
+            the weights. False: all weights cross, and are compared on the host.
     """
 
     encoding: str = "auto"
@@ -32,6 +35,7 @@ class PublisherOptions:
     part_bytes: int = 4 << 30
     memory_bytes: int = 64 << 20
     snapshot_dir: str | PathLike[str] | None = None
+    device_copy: bool = True
 
     def __post_init__(self) -> None:
         if self.encoding != "auto" and self.encoding not in codecs.NAMES:
