@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := CMakeLists.txt $(shell find native -name '*.cc' -o -name '*.h')
 
-.PHONY: setup demo test test-long lint type test-native bench golden clean
+.PHONY: setup demo test test-long test-gpu lint type test-native bench golden clean
 
 setup: $(VENV)/.installed
 
@@ -34,7 +34,11 @@ test: lint type test-native
 	$(BIN)/pytest
 
 test-long: setup
-	HYPOTHESIS_PROFILE=long $(BIN)/pytest -m "slow or not slow"
+	HYPOTHESIS_PROFILE=long $(BIN)/pytest -m "not gpu"
+
+test-gpu: setup
+	$(BIN)/pytest -m gpu
+	$(BIN)/python benchmarks/gpu.py
 
 bench: setup
 	$(BIN)/syncline bench

@@ -54,7 +54,7 @@ def registers_and_stack(machine_code: bytes) -> dict[str, int]:
 
 
 def compile_only(program, grid: int, *arguments, **constants) -> None:
-    """Stand in for `gpu._start`."""
+    """Stand in for `gpu.run`."""
     kernel = program.warmup(*arguments, grid=(grid,), **constants, **gpu.OPTIONS)
     ptx = kernel.asm["ptx"]
     COMPILED.append(
@@ -75,7 +75,7 @@ def compile_only(program, grid: int, *arguments, **constants) -> None:
 
 def main(capability: int) -> None:
     driver.set_active(AbsentGpu(capability))
-    gpu._start = compile_only
+    gpu.run = compile_only
     gpu.is_interpreting = lambda: True
     for dtype in WIDTHS.values():
         bits, offsets = torch.zeros(4096, dtype=dtype), torch.zeros(4096, dtype=torch.uint32)

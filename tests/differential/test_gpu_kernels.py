@@ -30,6 +30,15 @@ EDGES = [0, 1, 7, 8, 1023, 1024, 1025, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK]
 FEW = settings(max_examples=settings.get_profile("ci").max_examples // 2)
 
 
+@pytest.fixture(
+    params=["interpreted", pytest.param("on a GPU", marks=pytest.mark.gpu)], autouse=True
+)
+def place(request: pytest.FixtureRequest) -> str:
+    """Where the kernels run; that is settled when Triton is imported, by what tests are asked for."""
+    assert gpu.is_interpreting() == (request.param == "interpreted")
+    return request.param
+
+
 def on_device(bits: Bits) -> DeviceBits:
     tensor = torch.from_numpy(bits.copy())
     return tensor if gpu.is_interpreting() else tensor.cuda()
@@ -52,10 +61,6 @@ def pairs(draw: st.DrawFn) -> tuple[Bits, Bits]:
         keep = np.sort(keep)
     new[keep] = old[keep]
     return old, new
-
-
-def test_the_kernels_run_where_they_were_meant_to(request: pytest.FixtureRequest) -> None:
-    assert gpu.is_interpreting() == (request.config.option.markexpr != "gpu")
 
 
 @FEW

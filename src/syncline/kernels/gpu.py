@@ -45,19 +45,35 @@ def diff(
     _check_pair(old, new)
     if len(old) > _MAX_UNITS:
         raise LayoutError(f"a window holds at most {_MAX_UNITS} units, not {len(old)}; split it")
+    return compact(old, new, *compare(old, new), refresh=refresh)
+
+
+def compare(old: DeviceBits, new: DeviceBits) -> tuple[DeviceBits, DeviceBits]:
+    """Do the half of `diff` that reads everything; does not wait.
+
+    Returns:
+        mask (blocks, BLOCK_UNITS / 8) uint8: a bit for every unit, set where both differ; starts
+        (blocks + 1,) int64: how many differ before each block, and in all.
+    """
     blocks = triton.cdiv(len(old), BLOCK_UNITS)
-    mask = torch.empty(blocks * BLOCK_UNITS // 8, dtype=torch.uint8, device=old.device)
-    starts = torch.zeros(blocks + 1, dtype=torch.int64, device=old.device)
-    _start(gpu_programs.compare, blocks, old, new, len(old), mask, starts, BLOCK=BLOCK_UNITS)
-    starts = starts.cumsum(0)
+    mask = torch.empty((blocks, BLOCK_UNITS // 8), dtype=torch.uint8, device=old.device)
+    counts = torch.zeros(blocks + 1, dtype=torch.int64, device=old.device)
+    run(gpu_programs.compare, blocks, old, new, len(old), mask, counts, BLOCK=BLOCK_UNITS)
+    return mask, counts.cumsum(0)
+
+
+def compact(
+    old: DeviceBits, new: DeviceBits, mask: DeviceBits, starts: DeviceBits, *, refresh: bool
+) -> tuple[DeviceBits, DeviceBits, DeviceBits]:
+    """Do the half of `diff` that is about what differs; waits until its number is known."""
     found = int(starts[-1])
     offsets = torch.empty(found, dtype=torch.uint32, device=old.device)
     old_bits = torch.empty(found, dtype=old.dtype, device=old.device)
     new_bits = torch.empty(found, dtype=old.dtype, device=old.device)
     if found:
-        _start(
+        run(
             gpu_programs.compact,
-            blocks,
+            len(mask),
             old,
             new,
             mask,
@@ -78,7 +94,7 @@ def scatter(target: DeviceBits, offsets: DeviceBits, bits: DeviceBits) -> None:
     _check_width(target, bits)
     _check_offsets(offsets, len(target), is_ascending=True)
     blocks = triton.cdiv(len(bits), BLOCK_CHANGES)
-    _start(gpu_programs.scatter, blocks, target, offsets, bits, len(bits), BLOCK=BLOCK_CHANGES)
+    run(gpu_programs.scatter, blocks, target, offsets, bits, len(bits), BLOCK=BLOCK_CHANGES)
 
 
 def gather(source: DeviceBits, offsets: DeviceBits) -> DeviceBits:
@@ -87,7 +103,7 @@ def gather(source: DeviceBits, offsets: DeviceBits) -> DeviceBits:
     _check_offsets(offsets, len(source), is_ascending=False)
     bits = torch.empty(len(offsets), dtype=source.dtype, device=source.device)
     blocks = triton.cdiv(len(bits), BLOCK_CHANGES)
-    _start(gpu_programs.gather, blocks, source, offsets, bits, len(bits), BLOCK=BLOCK_CHANGES)
+    run(gpu_programs.gather, blocks, source, offsets, bits, len(bits), BLOCK=BLOCK_CHANGES)
     return bits
 
 
@@ -103,7 +119,7 @@ def fingerprint(bits: DeviceBits, start: int, seeds: tuple[int, int]) -> Fingerp
     rows = triton.cdiv(first % reference.ROW_DIGITS + len(digits), reference.ROW_DIGITS)
     programs = triton.cdiv(rows, ROWS_A_PROGRAM)
     sums = _sums(programs, bits)
-    _start(
+    run(
         gpu_programs.fingerprint,
         programs,
         digits,
@@ -131,7 +147,7 @@ def fingerprint_change(
     _check_start(start)
     blocks = triton.cdiv(len(offsets), BLOCK_CHANGES)
     sums = _sums(blocks, new_bits)
-    _start(
+    run(
         gpu_programs.fingerprint_change,
         blocks,
         offsets,
@@ -147,8 +163,8 @@ def fingerprint_change(
     return _total(sums)
 
 
-def _start(program: Any, grid: int, first: DeviceBits, *rest: object, **constants: int) -> None:
-    """Start so many instances of a program on the device of its first argument; none is none."""
+def run(program: Any, grid: int, first: DeviceBits, *rest: object, **constants: int) -> None:
+    """Run so many instances of a program on the device of its first argument; none is none."""
     if grid:
         # Triton launches on the current device, which need not be the tensor's.
         with torch.cuda.device(first.device) if first.is_cuda else nullcontext():
@@ -222,7 +238,7 @@ def _check_offsets(offsets: DeviceBits, limit: int, *, is_ascending: bool) -> No
     if not blocks:
         return
     faults = torch.empty(blocks, dtype=torch.int64, device=offsets.device)
-    _start(
+    run(
         gpu_programs.first_fault,
         blocks,
         offsets,

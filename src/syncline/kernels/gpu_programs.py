@@ -12,8 +12,8 @@ import triton.language as tl
 
 
 @triton.jit
-def compare(old, new, count: tl.int64, mask, starts, BLOCK: tl.constexpr):
-    """Set one bit of `mask` for every unit that differs; put their number for block b at starts[b + 1]."""
+def compare(old, new, count: tl.int64, mask, counts, BLOCK: tl.constexpr):
+    """Set one bit of `mask` for every unit that differs; put their number for block b at counts[b + 1]."""
     block = tl.program_id(0).to(tl.int64)
     base = block * BLOCK
     eights = tl.arange(0, BLOCK // 8)
@@ -28,7 +28,7 @@ def compare(old, new, count: tl.int64, mask, starts, BLOCK: tl.constexpr):
         after = tl.load(new + base + steps, mask=inside, other=0)
     differs = (before != after).to(tl.int32)
     tl.store(mask + block * (BLOCK // 8) + eights, tl.sum(differs << bit, axis=1).to(tl.uint8))
-    tl.store(starts + block + 1, tl.sum(tl.sum(differs, axis=1), axis=0).to(tl.int64))
+    tl.store(counts + block + 1, tl.sum(tl.sum(differs, axis=1), axis=0).to(tl.int64))
 
 
 @triton.jit
