@@ -61,6 +61,7 @@ def compile_only(program, grid: int, *arguments, **constants) -> None:
         {
             "name": program.__name__,
             "unit_bytes": arguments[0].element_size(),
+            "units": arguments[0].numel(),
             "machine_code_bytes": len(kernel.asm["cubin"]),
             "wide_loads": ptx.count("ld.global.v4.b32") + ptx.count("ld.global.v2.b64"),
             **registers_and_stack(kernel.asm["cubin"]),
@@ -73,17 +74,25 @@ def compile_only(program, grid: int, *arguments, **constants) -> None:
         arguments[3].fill_(arguments[1])
 
 
+def launch_all(bits: torch.Tensor, start: int, seeds: tuple[int, int]) -> None:
+    offsets = torch.zeros(len(bits), dtype=torch.uint32)
+    gpu.diff(bits, bits, refresh=True)
+    gpu.scatter(bits, offsets, bits)
+    gpu.gather(bits, offsets)
+    gpu.fingerprint(bits, start, seeds)
+    gpu.fingerprint_change(start, offsets, bits, bits, seeds)
+
+
 def main(capability: int) -> None:
     driver.set_active(AbsentGpu(capability))
     gpu.run = compile_only
     gpu.is_interpreting = lambda: True
+    # Triton compiles anew for numbers that are 1 or a multiple of 16, and for addresses that are not.
     for dtype in WIDTHS.values():
-        bits, offsets = torch.zeros(4096, dtype=dtype), torch.zeros(4096, dtype=torch.uint32)
-        gpu.diff(bits, bits, refresh=True)
-        gpu.scatter(bits, offsets, bits)
-        gpu.gather(bits, offsets)
-        gpu.fingerprint(bits, 0, (1 << 63, 5))
-        gpu.fingerprint_change(0, offsets, bits, bits, (1 << 63, 5))
+        launch_all(torch.zeros(4096, dtype=dtype), 0, (1 << 63, 5))
+    launch_all(torch.zeros(1, dtype=torch.uint16), 1, (1, 1))
+    launch_all(torch.zeros(1, dtype=torch.uint64), 1, (0, 16))
+    launch_all(torch.zeros(78, dtype=torch.uint16)[1:], 2**40 + 7, (2**64 - 1, 2**31))
     sys.stdout.write(json.dumps(COMPILED))
 
 

@@ -210,5 +210,9 @@ def test_every_kernel_compiles_for_a_gpu_without_spills_and_with_wide_loads(
         assert kernel["machine_code_bytes"] > 0
         assert kernel["stack_bytes"] == 0, kernel
         assert kernel["registers"] <= 128, kernel
-        if kernel["name"] in ("compare", "fingerprint") and kernel["unit_bytes"] > 1:
+        if (
+            kernel["name"] in ("compare", "fingerprint")
+            and kernel["unit_bytes"] > 1
+            and kernel["units"] >= 4096
+        ):
             assert kernel["wide_loads"] > 0, kernel
