@@ -31,6 +31,7 @@ LEVELS = {
     "engines": 3,
     "commit": 3,
     "plan": 3,
+    "interchange": 3,
     "sync": 4,
     "bench": 5,
     "cli": 5,
@@ -46,6 +47,7 @@ SIDEWAYS = {
     ("version", "types"),
     ("abc", "config"),
     ("engines", "commit"),
+    ("interchange", "codecs"),
     ("cli", "demo"),
     ("cli", "bench"),
 }
