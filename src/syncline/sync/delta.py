@@ -72,7 +72,11 @@ class DeltaWriter:
             LayoutError: a tensor is unknown, repeated, missing, or of another dtype or shape.
         """
         encoder = DeltaEncoder(
-            self._snapshot.bits, self._encoding_of, self._phases, checksum=self._checksum
+            self._snapshot.bits,
+            self._encoding_of,
+            self._phases,
+            checksum=self._checksum,
+            copies=self._snapshot.copies,
         )
         try:
             with self._puts:

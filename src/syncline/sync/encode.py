@@ -11,6 +11,7 @@ from syncline import codecs
 from syncline.abc import Buffer, Codec, WeightSource
 from syncline.codecs.payload import blaming
 from syncline.codecs.windows import WindowCodec
+from syncline.device import DeviceCopies
 from syncline.format import checksum as checksums
 from syncline.format.rules import INTERCHANGE_ENCODINGS
 from syncline.sync.detect import Difference, dense_windows
@@ -48,6 +49,7 @@ class DeltaEncoder:
         snapshot: returns the writable bits at the base version of the tensor with this name.
         encoding: returns the name of the codec for a tensor.
         checksum: of the new bytes, where slime-family readers want one.
+        copies: what weights in GPU memory are compared with there; None: they are compared on the host.
     """
 
     def __init__(
@@ -57,11 +59,13 @@ class DeltaEncoder:
         phases: Phases,
         *,
         checksum: str,
+        copies: DeviceCopies | None = None,
     ) -> None:
         self._checksum = checksum
         self._snapshot = snapshot
         self._encoding = encoding
         self._phases = phases
+        self._copies = copies
 
     def encode(
         self, source: WeightSource, check: Callable[[TensorMeta], None]
@@ -97,7 +101,7 @@ class DeltaEncoder:
         snapshot = self._snapshot(meta.name)
         slices = windows_of(meta) if isinstance(codec, WindowCodec) else [whole(meta)]
         for piece in slices:
-            difference = Difference(meta, snapshot, bits, self._phases, piece.units)
+            difference = Difference(meta, snapshot, bits, self._phases, piece.units, self._copies)
             yield piece, partial(self._slice, codec, piece, difference)
 
     def _slice(self, codec: Codec, piece: Slice, difference: Difference) -> Encoded:

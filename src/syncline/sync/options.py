@@ -36,6 +36,9 @@ class PublisherOptions:
         memory_bytes: payload of one part that is held in memory; more goes to a temporary file.
         snapshot_dir: keep the copy of the last version's weights in memory-mapped files in this
             directory instead of in memory; None: in memory.
+        device_copy: where weights are in GPU memory, keep a copy of the last version's there as well and
+            compare on the GPU, so that only changes cross to the host. It takes as much GPU memory as
+            the weights. False: all weights cross, and are compared on the host.
         layout: `syncline`, or `slime`: every version is also one that readers of the slime family take.
             Then deltas are `xor` (which `auto` means) or `overwrite`, and full versions `full`.
         checksum: of a tensor's new bytes, for those readers: `xxh3-128`, `blake3` or `adler32`.
@@ -48,6 +51,7 @@ class PublisherOptions:
     part_bytes: int = 4 << 30
     memory_bytes: int = 64 << 20
     snapshot_dir: str | PathLike[str] | None = None
+    device_copy: bool = True
     layout: Literal["syncline", "slime"] = "syncline"
     checksum: str = CHECKSUM
 

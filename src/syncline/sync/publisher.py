@@ -47,7 +47,8 @@ class Publisher:
         trace: collects what ran when; see `syncline.Trace`.
         options: the fields of `PublisherOptions`.
 
-    Cost: one copy of the weights in host memory (see `snapshot_dir`).
+    Cost: one copy of the weights in host memory (see `snapshot_dir`), and where they are in GPU memory
+    one more there (see `device_copy`).
 
     Example:
         >>> import numpy as np, syncline
@@ -128,7 +129,7 @@ class Publisher:
 
     def _start_from(self, base: CheckpointSource) -> None:
         """Seed the snapshot from the bytes that the engines loaded; in an empty store publish them."""
-        snapshot = Snapshot(self.options.snapshot_dir)
+        snapshot = self._new_snapshot()
         self._files = snapshot.fill(base)
         self._owner.remove_leftovers()
         if self._owner.head.version is None:
@@ -149,10 +150,13 @@ class Publisher:
             return self._snapshot
         self._owner.check()
         self._owner.remove_leftovers()
-        snapshot = Snapshot(self.options.snapshot_dir)
+        snapshot = self._new_snapshot()
         if self._owner.head.version is not None:
             self._catch_up(snapshot)
         return snapshot
+
+    def _new_snapshot(self) -> Snapshot:
+        return Snapshot(self.options.snapshot_dir, device_copy=self.options.device_copy)
 
     def _catch_up(self, snapshot: Snapshot) -> None:
         Receiver(self._store, snapshot, observe=self._observe).sync()
