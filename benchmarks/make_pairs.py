@@ -143,6 +143,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="of torch; default: torch's own choice")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     arguments = parser.parse_args()
+    measured_on = machine()
     if arguments.threads is not None:
         import torch  # noqa: PLC0415
 
@@ -161,7 +162,7 @@ def main() -> None:
             print(describe(pair, found), flush=True)
             figures.append(pair | found.as_json())
     if arguments.json is not None:
-        result = {**machine(), "seed": arguments.seed, "runs": runs, "pairs": figures}
+        result = {**measured_on, "seed": arguments.seed, "runs": runs, "pairs": figures}
         arguments.json.write_text(json.dumps(result, indent=1) + "\n")
 
 

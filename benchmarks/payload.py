@@ -147,6 +147,7 @@ def main() -> None:
     parser.add_argument("--encodings", nargs="+", default=codecs.NAMES, choices=codecs.NAMES)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     arguments = parser.parse_args()
+    measured_on = machine()
     cases = [case for directory in arguments.pairs for case in of_directory(directory)]
     results = []
     for title, about, old, new in chain(cases, of_case_c() if arguments.case_c else ()):
@@ -154,7 +155,7 @@ def main() -> None:
         print(row(title, found), flush=True)
         results.append({"title": title} | about | found)
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps({**machine(), "cases": results}, indent=1) + "\n")
+        arguments.json.write_text(json.dumps({**measured_on, "cases": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
