@@ -127,9 +127,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as directory:
             write_tiny(Path(directory), seed)
             for rate in arguments.rates:
-                config = DemoConfig(
-                    tiny=True, steps=arguments.steps, learning_rate=rate, seed=seed
-                )
+                config = DemoConfig(tiny=True, steps=arguments.steps, learning_rate=rate, seed=seed)
                 plans = [(EXACT, list(SCHEMES))]
                 if arguments.closed_loop:
                     plans = [(name, [name]) for name in SCHEMES]

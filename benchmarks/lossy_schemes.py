@@ -128,8 +128,6 @@ def ulps(old: Tensor, new: Tensor) -> Tensor:
     return (ordered(new) - ordered(old)).abs()
 
 
-
-
 def _count_kept(is_changed: Tensor) -> int:
     return max(1, round(KEPT_SHARE * int(is_changed.sum())))
 

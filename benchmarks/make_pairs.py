@@ -34,9 +34,7 @@ APART = (1, 2, 4, 8, 16)
 PAIRS = "pairs.json"
 
 
-def make(
-    config: DemoConfig, apart: Sequence[int], out: Path, *, is_warm: bool
-) -> dict[str, Any]:
+def make(config: DemoConfig, apart: Sequence[int], out: Path, *, is_warm: bool) -> dict[str, Any]:
     """Train as `config` says and write the checkpoints to `out`; return the pairs and the rewards.
 
     The engine runs in this process. What is written is what it holds after each sync.
@@ -129,7 +127,9 @@ def _ignore(_: str) -> None:
 def main() -> None:
     """Make the pairs and print what changed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="new directory, not in a repository")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="new directory, not in a repository"
+    )
     parser.add_argument("--model", type=Path, help="checkpoint directory in place of Gemma 3 270M")
     parser.add_argument("--tiny", action="store_true", help="the tiny model")
     parser.add_argument(

@@ -78,9 +78,7 @@ class PairStatistics:
         members = np.bincount(old >> 7 & 0xFF, minlength=256)
         moved = np.bincount(before >> 7 & 0xFF, minlength=256)
         for exponent in np.flatnonzero(members).tolist():
-            _count(
-                self.by_exponent, exponent - BIAS, int(members[exponent]), int(moved[exponent])
-            )
+            _count(self.by_exponent, exponent - BIAS, int(members[exponent]), int(moved[exponent]))
         self._add_steps(before, after)
         gaps = np.diff(places, prepend=-1)
         for limit in GAP_LIMITS:

@@ -108,7 +108,9 @@ def measure(old: WeightSource, new: WeightSource, encodings: Iterable[str]) -> d
     }
 
 
-def of_directory(directory: Path) -> Iterator[tuple[str, dict[str, Any], WeightSource, WeightSource]]:
+def of_directory(
+    directory: Path,
+) -> Iterator[tuple[str, dict[str, Any], WeightSource, WeightSource]]:
     """Yield title, description and both checkpoints of every pair that was made in a directory."""
     for pair in json.loads((directory / PAIRS).read_text())["pairs"]:
         kind = ("first" if pair["is_first"] else "later") + " warm" * pair["is_warm"]

@@ -107,9 +107,7 @@ def exponent_bound_bytes(pairs: Sequence[Pair]) -> float:
     return bits / 8
 
 
-def _zstd_1(
-    pairs: Sequence[Pair], told: Callable[[NDArray[np.int64]], NDArray[np.generic]]
-) -> int:
+def _zstd_1(pairs: Sequence[Pair], told: Callable[[NDArray[np.int64]], NDArray[np.generic]]) -> int:
     places, values = [], []
     for old, new in pairs:
         where = np.flatnonzero(old != new)

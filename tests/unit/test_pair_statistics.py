@@ -6,12 +6,12 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import rival_layouts
 from hypothesis import given
 from hypothesis import strategies as st
-
-import rival_layouts
-from contracts.codecs import encode
 from pair_statistics import GAP_LIMITS, kind_of, statistics, step_class
+
+from contracts.codecs import encode
 from real_pairs import LATER, pair
 from syncline import codecs
 from syncline.types import WINDOW_UNITS

@@ -65,7 +65,9 @@ def main() -> None:
                 print(f"step {step}: reward {report.reward:.3f}, {report.density:.2%} changed")
             name = SAVED.get(step - WARM_UP_STEPS)
             if name is not None:
-                save_file(live_tensors(engine.model), Path(__file__).with_name(f"{name}.safetensors"))
+                save_file(
+                    live_tensors(engine.model), Path(__file__).with_name(f"{name}.safetensors")
+                )
 
 
 if __name__ == "__main__":

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from pair_statistics import statistics
+from rival_layouts import exponent_bound_bytes, uniform_bound_bytes
 
 import syncline
 from contracts.codecs import apply, encode
-from pair_statistics import statistics
 from real_pairs import LATER, checkpoint, pair
-from rival_layouts import exponent_bound_bytes, uniform_bound_bytes
 from syncline import codecs
 from syncline.types import WINDOW_UNITS
 
