@@ -96,9 +96,11 @@ def rows(found: dict[str, Any]) -> str:
     """Return what is printed about one run."""
     last = found["judged"][-1]["schemes"]
     lines = [
-        f"lr {found['rate']:g}, seed {found['seed']}, generating: {found['leader']}; "
-        f"{found['density']:.3%} of {found['elements']:,} change a step; expected reward "
-        f"{found['reward_at_start']:.3f} at the start; {found['seconds']:.0f} s"
+        (
+            f"lr {found['rate']:g}, seed {found['seed']}, generating: {found['leader']}; "
+            f"{found['density']:.3%} of {found['elements']:,} change a step; expected reward "
+            f"{found['reward_at_start']:.3f} at the start; {found['seconds']:.0f} s"
+        )
     ]
     for name, one in last.items():
         lines.append(
@@ -117,7 +119,13 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=50, help="steps between judgements")
     parser.add_argument("--rates", type=float, nargs="+", default=(1e-6, 1e-5))
     parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2))
-    parser.add_argument("--closed-loop", action="store_true", help="the scheme's engine generates")
+    parser.add_argument(
+        "--closed-loop",
+        nargs="+",
+        choices=SCHEMES,
+        metavar="SCHEME",
+        help="let these schemes' engines generate, one run each",
+    )
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -129,8 +137,8 @@ def main() -> None:
             for rate in arguments.rates:
                 config = DemoConfig(tiny=True, steps=arguments.steps, learning_rate=rate, seed=seed)
                 plans = [(EXACT, list(SCHEMES))]
-                if arguments.closed_loop:
-                    plans = [(name, [name]) for name in SCHEMES]
+                if arguments.closed_loop is not None:
+                    plans = [(name, [name]) for name in arguments.closed_loop]
                 for leader, followers in plans:
                     found = run(Path(directory), config, leader, followers, arguments.every)
                     print(rows(found), flush=True)

@@ -247,9 +247,11 @@ def run(config: DemoConfig, base: Path, apart: tuple[int, int]) -> dict[str, Any
 def rows(found: dict[str, Any]) -> str:
     """Return what is printed about one run."""
     lines = [
-        f"lr {found['rate']:g}, seed {found['seed']}, {found['elements']:,} weights, reward "
-        f"{np.mean(found['rewards'][:8]):.2f} -> {np.mean(found['rewards'][-8:]):.2f}, "
-        f"{found['seconds']:.0f} s"
+        (
+            f"lr {found['rate']:g}, seed {found['seed']}, {found['elements']:,} weights, reward "
+            f"{np.mean(found['rewards'][:8]):.2f} -> {np.mean(found['rewards'][-8:]):.2f}, "
+            f"{found['seconds']:.0f} s"
+        )
     ]
     for one in found["windows"]:
         kinds = ", ".join(f"{kind} {share:.3%}" for kind, share in sorted(one["by_kind"].items()))
@@ -259,10 +261,12 @@ def rows(found: dict[str, Any]) -> str:
         )
         lines += [
             f"  {one['steps_apart']} apart: {kinds}",
-            f"    experts never used {one['experts_never_used']} of {one['experts_counted']} "
-            f"({one['density_never_used']:.3%}); by quarters of use: {quarters}; rank correlation "
-            f"{one['rank_correlation']:.2f}; expert tensors untouched "
-            f"{one['untouched_expert_tensors']:.2%}",
+            (
+                f"    experts never used {one['experts_never_used']} of {one['experts_counted']} "
+                f"({one['density_never_used']:.3%}); by quarters of use: {quarters}; rank correlation "
+                f"{one['rank_correlation']:.2f}; expert tensors untouched "
+                f"{one['untouched_expert_tensors']:.2%}"
+            ),
         ]
     for label, by_layout in found["payloads"].items():
         for layout, size in by_layout.items():

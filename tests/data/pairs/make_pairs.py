@@ -61,8 +61,7 @@ def main() -> None:
         loop.trainer.spread_masters(SEED)
         for step in range(WARM_UP_STEPS + max(SAVED) + 1):
             if step:
-                report = loop.step(step, lambda _: None)
-                print(f"step {step}: reward {report.reward:.3f}, {report.density:.2%} changed")
+                loop.step(step, lambda _: None)
             name = SAVED.get(step - WARM_UP_STEPS)
             if name is not None:
                 save_file(
