@@ -146,11 +146,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pairs", type=Path, nargs="*", help="directories with pairs.json")
     parser.add_argument("--case-c", action="store_true", help="also case C at five densities")
+    parser.add_argument("--later", action="store_true", help="leave out pairs from the start")
     parser.add_argument("--encodings", nargs="+", default=codecs.NAMES, choices=codecs.NAMES)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     arguments = parser.parse_args()
     measured_on = machine()
-    cases = [case for directory in arguments.pairs for case in of_directory(directory)]
+    cases = [
+        case
+        for directory in arguments.pairs
+        for case in of_directory(directory)
+        if not (arguments.later and case[1]["is_first"])
+    ]
     results = []
     for title, about, old, new in chain(cases, of_case_c() if arguments.case_c else ()):
         found = measure(old, new, arguments.encodings)
