@@ -14,11 +14,11 @@ from syncline.codecs import exponents
 from syncline.format import names
 from syncline.format.part import Spool, metadata_for
 from syncline.format.rules import INTERCHANGE_ENCODINGS
+from syncline.sync.base import Base, Windows
 from syncline.sync.checks import check_complete, check_tensor
-from syncline.sync.detect import Difference, dense_windows
+from syncline.sync.detect import dense_windows
 from syncline.sync.options import PublisherOptions
 from syncline.sync.phases import Phases
-from syncline.sync.snapshot import Snapshot
 from syncline.sync.writer import VersionWriter
 from syncline.types import Bits, Step, TensorMeta, Window
 from syncline.version import Manifest, PartEntry, TensorEntry
@@ -28,7 +28,7 @@ class DeltaWriter:
     """Turns the weights of a source into the parts and the table of a delta on `base`.
 
     Args:
-        snapshot: holds the bits of `base`; refreshed to the source's bits on the way.
+        snapshot: tells what differs from `base`.
         options: encoding, size of parts, memory for payloads.
     """
 
@@ -36,7 +36,7 @@ class DeltaWriter:
         self,
         writer: VersionWriter,
         base: Manifest,
-        snapshot: Snapshot,
+        snapshot: Base,
         *,
         options: PublisherOptions,
         phases: Phases,
@@ -92,8 +92,7 @@ class DeltaWriter:
         self._spool = Spool(self._memory_bytes)
 
     def _tensor(self, meta: TensorMeta, bits: Bits) -> TensorEntry:
-        snapshot = self._snapshot.bits(meta.name)
-        difference = Difference(meta, snapshot, bits, self._phases)
+        difference = self._snapshot.difference(meta, bits, self._phases)
         digest = xxhash.xxh3_128() if self._encoding in INTERCHANGE_ENCODINGS else None
         encoding = smallest_delta(meta) if self._encoding == "auto" else self._encoding
         with self._phases("encode"):
@@ -106,7 +105,7 @@ class DeltaWriter:
                 # So many changes that the bits themselves are shorter, and need no base.
                 self._spool.drop(meta.name)
                 encoding = "planes"
-                self._spooled(meta, encoding, dense_windows(snapshot))
+                self._spooled(meta, encoding, dense_windows(self._snapshot.bits(meta.name)))
         if digest is not None:
             self._digests[meta.name] = digest.hexdigest()
         fingerprint = before + difference.fingerprint
@@ -133,7 +132,7 @@ def dense_bytes(meta: TensorMeta) -> int:
     return codecs.get("planes").predict_bytes(meta, meta.unit_count)
 
 
-def _digested(windows: Difference, digest: xxhash.xxh3_128 | None) -> Iterator[Window]:
+def _digested(windows: Windows, digest: xxhash.xxh3_128 | None) -> Iterator[Window]:
     for window in windows:
         if digest is not None:
             digest.update(window.new.view(np.uint8).data)

@@ -9,10 +9,10 @@ from syncline import codecs
 from syncline.abc import Buffer
 from syncline.format import names
 from syncline.format import part as part_format
+from syncline.sync.base import Base
 from syncline.sync.detect import dense_windows
 from syncline.sync.options import PublisherOptions
 from syncline.sync.phases import Phases
-from syncline.sync.snapshot import Snapshot
 from syncline.sync.writer import VersionWriter
 from syncline.types import TensorMeta
 from syncline.version import PartEntry, TensorEntry
@@ -28,7 +28,7 @@ class FullWriter:
     def __init__(
         self,
         writer: VersionWriter,
-        snapshot: Snapshot,
+        snapshot: Base,
         *,
         options: PublisherOptions,
         phases: Phases,

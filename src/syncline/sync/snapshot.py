@@ -53,13 +53,20 @@ class Snapshot(MemoryEngine):
         seen: dict[str, TensorEntry] = {}
         for meta, bits in source.tensors():
             check_tensor(meta, base, seen)
-            difference = Difference(meta, self.bits(meta.name), bits, phases)
+            difference = self.difference(meta, bits, phases)
             for _ in difference:
                 pass
             fingerprint = base.by_name[meta.name].fingerprint + difference.fingerprint
             seen[meta.name] = TensorEntry(meta, fingerprint, None, None, None)
         check_complete(base, seen)
         return seen
+
+    def difference(self, meta: TensorMeta, bits: Bits, phases: Phases) -> Difference:
+        """Return what differs in these bits; iterating it makes the snapshot hold them."""
+        return Difference(meta, self.bits(meta.name), bits, phases)
+
+    def check_unwritten(self) -> None:
+        """Do nothing: nobody else writes a copy."""
 
     def table(self) -> Mapping[str, TensorEntry]:
         """Return the tensors and fingerprints that the snapshot holds."""

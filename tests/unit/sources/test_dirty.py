@@ -1,0 +1,55 @@
+"""What is kept of dirty units: the first old bits, in order, in bounded memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncline.sources.dirty import DirtyWindow
+from syncline.types import unsigned
+
+UNITS = 300
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 8])
+@given(data=st.data())
+def test_the_oldest_bits_of_every_unit_are_kept(width: int, data: st.DataObject) -> None:
+    window, expected = DirtyWindow(UNITS, width), {}
+    for number in range(data.draw(st.integers(0, 6))):
+        places = sorted(data.draw(st.sets(st.integers(0, UNITS - 1))))
+        bits = np.full(len(places), number, unsigned(width))
+        window.add(np.array(places, np.uint32), bits)
+        expected = dict.fromkeys(places, number) | expected
+        if data.draw(st.booleans()):
+            window.merged()
+    offsets, old_bits = window.merged()
+    assert (offsets.dtype, old_bits.dtype) == (np.uint32, unsigned(width))
+    assert dict(zip(offsets.tolist(), old_bits.tolist(), strict=True)) == expected
+    assert offsets.tolist() == sorted(expected)
+
+
+@pytest.mark.parametrize("share", [0.001, 0.01, 0.1, 0.9])
+def test_places_never_cost_more_than_a_bit_a_unit(share: float) -> None:
+    rng, units = np.random.default_rng(1), 1 << 20
+    window = DirtyWindow(units, 2)
+    for _ in range(30):
+        places = np.flatnonzero(rng.random(units) < share / 30).astype(np.uint32)
+        window.add(places, np.zeros(places.size, np.uint16))
+        bound = units // 8 + 2 * window.merged()[0].size
+        assert window.memory_bytes <= bound
+    few = window.merged()[0]
+    assert window.memory_bytes == min(units // 8, 4 * few.size) + 2 * few.size
+
+
+def test_writes_that_were_not_merged_yet_are_merged_before_they_pile_up() -> None:
+    units = 1 << 20
+    window = DirtyWindow(units, 2)
+    places = np.arange(0, units, 16, dtype=np.uint32)
+    peak = 0
+    for number in range(50):
+        window.add(places, np.full(places.size, number, np.uint16))
+        peak = max(peak, window.memory_bytes)
+    assert peak <= 3 * (units // 8 + 2 * places.size)
+    assert not window.merged()[1].any()
