@@ -12,8 +12,9 @@ from typing import Any
 from syncline.abc import WeightSource
 from syncline.errors import ConfigError
 from syncline.sources.checkpoint import CheckpointSource
+from syncline.sources.hook import watch
 from syncline.sources.memory import MemorySource
-from syncline.sources.watched import WatchedWeights, watch
+from syncline.sources.watched import WatchedWeights
 
 __all__ = ["CheckpointSource", "MemorySource", "WatchedWeights", "as_source", "watch"]
 

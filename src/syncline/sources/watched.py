@@ -11,23 +11,20 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import wraps
-from types import MappingProxyType, MethodType
+from types import MethodType
 from typing import Any
 
 from syncline.abc import WeightSource
-from syncline.arrays import is_torch_tensor, torch_module
-from syncline.errors import BaseVersionError, ConfigError
+from syncline.arrays import is_torch_tensor
+from syncline.errors import BaseVersionError
 from syncline.sources.dirty import Offsets
 from syncline.sources.operations import Bucket, Memory, seeing
 from syncline.sources.watched_tensor import WatchedTensor, memory_of
 from syncline.types import Bits, TensorMeta
 
-CHECKS = ("full", "sampled")
-COMPARES = ("operations", "step")
 SAMPLED_SHARE = 8
 """With `check="sampled"` every publish looks at one tensor in so many, another each time."""
 
-_NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 _REMEDY = "publish(weights, full=True) starts again from the weights as they are"
 
 
@@ -37,15 +34,24 @@ class WatchedWeights(WeightSource):
     It is a source like any other, and besides tells which units are dirty since the version that was
     published from it last. Publish from the thread that trains: a publish during which a step runs fails.
 
+    Its bits are views of live memory where that is contiguous and on the host, so they are stable.
+
+    Args:
+        optimizers: whose steps to see; anything with a method `step`.
+        walk: finds the weights by name, again each time it is called.
+        dtype, check, compare, bucket_bytes, files: see `watch`.
+
     Attributes:
         base_sha256: identity of the version that the dirty units are counted from; None: of the moment
             at which the weights were first watched.
     """
 
+    is_stable = True
+
     def __init__(
         self,
         optimizers: Iterable[Any],
-        weights: Any,
+        walk: Callable[[], Mapping[str, Any]],
         *,
         dtype: Any,
         check: str,
@@ -53,8 +59,7 @@ class WatchedWeights(WeightSource):
         bucket_bytes: int,
         files: Mapping[str, bytes],
     ) -> None:
-        _check_options(check, compare, bucket_bytes)
-        self._walk = _walker(weights)
+        self._walk = walk
         self._dtype = dtype
         self._check = check
         self._compare = compare
@@ -68,7 +73,7 @@ class WatchedWeights(WeightSource):
         self._unseen: dict[str, str] = {}
         self.base_sha256: str | None = None
         self._begin()
-        self._undo = [self._see_step(optimizer) for optimizer in _checked(optimizers)]
+        self._undo = [self._see_step(optimizer) for optimizer in optimizers]
 
     @property
     def memory_bytes(self) -> int:
@@ -115,6 +120,16 @@ class WatchedWeights(WeightSource):
             BaseVersionError: a tensor was added, removed or replaced by another since `watch`; or, after
                 the last one, the weights were written meanwhile.
         """
+        for meta in self.begin():
+            yield meta, self.bits(meta.name)
+        self.check_unwritten()
+
+    def begin(self) -> list[TensorMeta]:
+        """Return what the tensors are; from now on `check_unwritten` finds whether they were written.
+
+        Raises:
+            BaseVersionError: a tensor was added, removed or replaced by another since `watch`.
+        """
         replaced = self._replaced()
         if replaced:
             raise BaseVersionError(
@@ -123,9 +138,9 @@ class WatchedWeights(WeightSource):
                 tensor=replaced[0],
             )
         self._read_at = self._writings
-        for name, one in self._by_name.items():
-            yield TensorMeta(name, one.meta.dtype, one.meta.shape), one.bits()
-        self.check_unwritten()
+        return [
+            TensorMeta(name, one.meta.dtype, one.meta.shape) for name, one in self._by_name.items()
+        ]
 
     def files(self) -> Mapping[str, bytes]:
         """Return the checkpoint's other files, as they were given to `watch`."""
@@ -135,10 +150,15 @@ class WatchedWeights(WeightSource):
         """Return the bits of one tensor as they are now, in host memory."""
         return self._by_name[name].bits()
 
-    def changes(self, name: str) -> Iterator[tuple[int, Offsets, Bits]]:
-        """Yield for every window its start, the places of dirty units, and the base's bits there.
+    def changes(self, name: str, start: int) -> tuple[Offsets, Bits]:
+        """Return the places of dirty units in the window from unit `start`, and the base's bits there.
 
         A dirty unit may hold the base's bits again; who encodes compares them.
+        """
+        return self._by_name[name].changes(start)
+
+    def require_seen(self, name: str) -> None:
+        """Check that all writes of a tensor were seen, as far as torch counts them.
 
         Raises:
             BaseVersionError: the tensor was written where it could not be seen.
@@ -150,7 +170,6 @@ class WatchedWeights(WeightSource):
                 f"not known; {_REMEDY}",
                 tensor=name,
             )
-        return self._by_name[name].changes()
 
     def is_to_be_checked(self, name: str) -> bool:
         """Tell whether this publish is to prove the tensor's bits by their fingerprint."""
@@ -159,7 +178,7 @@ class WatchedWeights(WeightSource):
         return self._order[name] % SAMPLED_SHARE == self._publishes % SAMPLED_SHARE
 
     def check_unwritten(self) -> None:
-        """Check that nothing has written the weights since `tensors` was last begun.
+        """Check that nothing has written the weights since they were last read.
 
         Raises:
             BaseVersionError: something has; nothing of this publish may be committed.
@@ -262,96 +281,6 @@ class WatchedWeights(WeightSource):
                 del optimizer.step
 
         return undo
-
-
-def watch(
-    optimizers: Any,
-    weights: Any,
-    *,
-    dtype: Any = None,
-    check: str = "full",
-    compare: str = "operations",
-    bucket_bytes: int = 64 << 20,
-    files: Mapping[str, bytes] = _NO_FILES,
-) -> WatchedWeights:
-    """Return weights that see what `optimizer.step` changes in them, exactly; give them to a publisher.
-
-    A publisher then needs no copy of the last version: what is kept is which units changed, and their
-    old bits. Deltas are the same as those of the copy, byte for byte.
-
-    Args:
-        optimizers: a torch optimizer, or several. They may hold the weights themselves, or masters.
-        weights: a torch module (its parameters and persistent buffers), or torch tensors by canonical
-            name. Tied names are all published.
-        dtype: the torch dtype in which floating-point weights are published; None: their own.
-        check: `full`: every publish proves every tensor by its fingerprint, so that a write that was
-            not seen is found; `sampled`: every eighth tensor, another eighth each time.
-        compare: `operations`: copy, run and compare one operation of torch after the other, a bucket at
-            a time; `step`: copy all weights for the time of a step, for optimizers whose kernels torch
-            does not know of.
-        bucket_bytes: the most old bits to hold while weights are written, unless one operation writes
-            a larger tensor, or several that cannot be taken apart.
-        files: the checkpoint's other files by name, for the first version of a run.
-
-    Raises:
-        ConfigError: not an optimizer of torch, or a setting that does not exist.
-        LayoutError: a weight is no plain torch tensor (a DTensor, say), or of a dtype that cannot be sent.
-
-    Example:
-        >>> import torch, syncline
-        >>> model = torch.nn.Linear(64, 64).to(torch.bfloat16)
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-        >>> weights, publisher = syncline.watch(optimizer, model), syncline.Publisher(syncline.MemoryStore())
-        >>> publisher.publish(weights).kind
-        'full'
-        >>> model(torch.ones(1, 64, dtype=torch.bfloat16)).sum().backward()
-        >>> optimizer.step()
-        >>> publisher.publish(weights).kind
-        'delta'
-    """
-    several = optimizers if isinstance(optimizers, Iterable) else [optimizers]
-    return WatchedWeights(
-        several,
-        weights,
-        dtype=dtype,
-        check=check,
-        compare=compare,
-        bucket_bytes=bucket_bytes,
-        files=files,
-    )
-
-
-def _check_options(check: str, compare: str, bucket_bytes: int) -> None:
-    if check not in CHECKS:
-        raise ConfigError(f"check: expected one of {', '.join(CHECKS)}, found {check!r}")
-    if compare not in COMPARES:
-        raise ConfigError(f"compare: expected one of {', '.join(COMPARES)}, found {compare!r}")
-    if bucket_bytes < 1:
-        raise ConfigError(f"bucket_bytes: expected at least 1, found {bucket_bytes}")
-
-
-def _checked(optimizers: Iterable[Any]) -> Iterator[Any]:
-    for optimizer in optimizers:
-        if not isinstance(optimizer, torch_module().optim.Optimizer):
-            raise ConfigError(
-                f"optimizer: expected a torch.optim.Optimizer, found {type(optimizer).__name__}, whose "
-                "writes cannot be seen; publish the weights without watching them"
-            )
-        yield optimizer
-
-
-def _walker(weights: Any) -> Callable[[], Mapping[str, Any]]:
-    """Return what finds the weights by name, again each time it is called."""
-    if hasattr(weights, "state_dict"):
-        return lambda: dict(weights.state_dict(keep_vars=True))
-    if isinstance(weights, Mapping):
-        return lambda: dict(weights)
-    if isinstance(weights, Iterable):
-        pairs = dict(weights)
-        return lambda: pairs
-    raise ConfigError(
-        f"weights: expected a torch module or torch tensors by name, found {type(weights).__name__}"
-    )
 
 
 def _unite(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from syncline import kernels
+from syncline import kernels, threads
 from syncline.arrays import (
     as_bits,
     host_bits,
@@ -101,17 +101,24 @@ class WatchedTensor:
     def compare(self, held: Any) -> None:
         """Mark every unit that is not as in the copy any more.
 
-        Cost: reads both once; memory O(one window) on a GPU, O(changes) else.
+        Cost: reads both once; memory O(changes), on a GPU O(one window).
         """
         now = self._integers()
-        for index, window in enumerate(self._windows):
-            units = slice(index * WINDOW_UNITS, (index + 1) * WINDOW_UNITS)
-            window.add(*_differing(held[units], now[units]))
+        jobs = (
+            partial(
+                _differing, held[start : start + WINDOW_UNITS], now[start : start + WINDOW_UNITS]
+            )
+            for start in range(0, self.meta.unit_count, WINDOW_UNITS)
+        )
+        # Other threads may be on other streams of a GPU, where the write is not finished.
+        on_host = now.device.type == "cpu"
+        results = threads.in_order(jobs) if on_host else (job() for job in jobs)
+        for window, found in zip(self._windows, results, strict=True):
+            window.add(*found)
 
-    def changes(self) -> Iterator[tuple[int, Offsets, Bits]]:
-        """Yield for every window its start, the places of dirty units, and what stood there."""
-        for index, window in enumerate(self._windows):
-            yield index * WINDOW_UNITS, *window.merged()
+    def changes(self, start: int) -> tuple[Offsets, Bits]:
+        """Return the places of dirty units in the window from unit `start`, and what stood there."""
+        return self._windows[start // WINDOW_UNITS].merged()
 
     def _published(self, tensor: Any) -> Any:
         return tensor if self._dtype is None else tensor.to(self._dtype)

@@ -16,7 +16,7 @@ from syncline.version import HeldVersion, TensorEntry
 
 
 class Windows(Protocol):
-    """The windows of one tensor, to be iterated once; afterwards, what was found in all of them.
+    """Windows of one tensor, to be iterated once; afterwards, what was found in all of them.
 
     Attributes:
         changed: units that differ from the base.
@@ -53,8 +53,16 @@ class Base(Protocol):
     def bits(self, name: str) -> Bits:
         """Return the bits that are being published; valid once they were taken over or iterated."""
 
-    def difference(self, meta: TensorMeta, bits: Bits, phases: Phases) -> Windows:
-        """Return what differs in these bits, for a delta."""
+    def difference(self, meta: TensorMeta, bits: Bits, phases: Phases, units: range) -> Windows:
+        """Return what differs in some units of these bits, for a delta; iterated on any thread.
+
+        Args:
+            bits: (meta.unit_count,) all bits of the tensor to publish.
+            units: whole windows of the tensor, or all of it.
+        """
+
+    def confirm(self, meta: TensorMeta, fingerprint: Fingerprint) -> None:
+        """Raise if the tensor, all of whose units were iterated, does not have this fingerprint now."""
 
     def check_unwritten(self) -> None:
         """Raise if `bits` may not be any more what was put into the version that is to be committed."""

@@ -13,10 +13,11 @@ import numpy as np
 from syncline.abc import WeightSource
 from syncline.engines.memory import MemoryEngine
 from syncline.errors import BaseVersionError, LayoutError, StoreError
-from syncline.sync.checks import check_complete, check_tensor, fingerprint_all
+from syncline.sync.checks import check_complete, check_tensor
 from syncline.sync.detect import Difference
+from syncline.sync.fingerprints import fingerprints
 from syncline.sync.phases import Phases
-from syncline.types import Bits, TensorMeta, unsigned
+from syncline.types import Bits, Fingerprint, TensorMeta, unsigned
 from syncline.version import HeldVersion, TensorEntry
 
 
@@ -39,12 +40,11 @@ class Snapshot(MemoryEngine):
             LayoutError: a name comes twice, or no tensor comes at all.
         """
         for meta, bits in source.tensors():
-            copy = self.add(meta)
-            np.copyto(copy, bits)
-            fingerprint = fingerprint_all(meta, copy)
-            self._filled[meta.name] = TensorEntry(meta, fingerprint, None, None, None)
-        if not self._filled:
+            np.copyto(self.add(meta), bits)
+        if not self.tensors():
             raise LayoutError("the source has no tensors; expected every tensor of the model")
+        for meta, fingerprint in fingerprints(self.tensors().values(), self.bits):
+            self._filled[meta.name] = TensorEntry(meta, fingerprint, None, None, None)
         return source.files()
 
     def refresh(self, source: WeightSource, phases: Phases) -> Mapping[str, TensorEntry]:
@@ -53,7 +53,7 @@ class Snapshot(MemoryEngine):
         seen: dict[str, TensorEntry] = {}
         for meta, bits in source.tensors():
             check_tensor(meta, base, seen)
-            difference = self.difference(meta, bits, phases)
+            difference = self.difference(meta, bits, phases, range(meta.unit_count))
             for _ in difference:
                 pass
             fingerprint = base.by_name[meta.name].fingerprint + difference.fingerprint
@@ -61,9 +61,12 @@ class Snapshot(MemoryEngine):
         check_complete(base, seen)
         return seen
 
-    def difference(self, meta: TensorMeta, bits: Bits, phases: Phases) -> Difference:
-        """Return what differs in these bits; iterating it makes the snapshot hold them."""
-        return Difference(meta, self.bits(meta.name), bits, phases)
+    def difference(self, meta: TensorMeta, bits: Bits, phases: Phases, units: range) -> Difference:
+        """Return what differs in these units; iterating it makes the snapshot hold them."""
+        return Difference(meta, self.bits(meta.name), bits, phases, units)
+
+    def confirm(self, meta: TensorMeta, fingerprint: Fingerprint) -> None:
+        """Do nothing: every bit was compared."""
 
     def check_unwritten(self) -> None:
         """Do nothing: nobody else writes a copy."""
