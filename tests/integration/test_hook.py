@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from syncline import MemoryStore, Publisher, Receiver, TorchModule, watch
 from syncline.errors import BaseVersionError, StoreError
 
 torch = pytest.importorskip("torch")
+safetensors = pytest.importorskip("safetensors.torch")
 BF16 = torch.bfloat16
 Make = Callable[[Any], Any]
 
@@ -112,6 +114,67 @@ def test_training_in_bf16(name: str, compare: str) -> None:
     # Watching changes nothing in how the model trains, lists taken apart included.
     assert_same_bits(alone, model)
     assert len(densities) > 20
+
+
+NEEDS_MORE = {"LBFGS", "SparseAdam"}
+EVERY = sorted(
+    name
+    for name, value in vars(torch.optim).items()
+    if isinstance(value, type) and issubclass(value, torch.optim.Optimizer)
+)
+
+
+@pytest.mark.parametrize("name", sorted({*EVERY} - {"Optimizer"} - NEEDS_MORE))
+@pytest.mark.parametrize("kind", ["", "foreach", "fused"])
+def test_every_optimizer_that_torch_has(name: str, kind: str) -> None:
+    make = getattr(torch.optim, name)
+    if kind and kind not in inspect.signature(make).parameters:
+        pytest.skip(f"{name} has no {kind} kernels")
+    model = torch.nn.Sequential(
+        torch.nn.Linear(16, 30, bias=False), torch.nn.Linear(30, 16, bias=False)
+    )
+    optimizer = make(model.parameters(), lr=1e-2, **({kind: True} if kind else {}))
+    weights = watch(optimizer, model, bucket_bytes=1000)
+    hook, snapshot = Publisher(MemoryStore()), Publisher(MemoryStore())
+    changed = 0
+    for _ in range(10):
+        optimizer.zero_grad()
+        model(torch.randn(5, 16)).square().mean().backward()
+        optimizer.step()
+        report, expected = hook.publish(weights), snapshot.publish(model.state_dict())
+        assert (report.changed, report.payload_bytes) == (expected.changed, expected.payload_bytes)
+        changed += report.changed
+    assert changed > 960
+
+
+def test_sparse_gradients() -> None:
+    model = torch.nn.Embedding(40, 8, sparse=True)
+    optimizer = torch.optim.SparseAdam(model.parameters(), lr=1e-2)
+    weights = watch(optimizer, model)
+    publisher = Publisher(MemoryStore())
+    publisher.publish(weights)
+    model(torch.tensor([3, 9])).sum().backward()
+    optimizer.step()
+    assert publisher.publish(weights).changed == 16
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_gradient_scaler_may_skip_steps(fused: bool) -> None:
+    model = Model()
+    optimizer = torch.optim.AdamW(trainable(model), lr=1e-3, fused=fused)
+    weights, scaler = watch(optimizer, model), torch.amp.GradScaler("cpu", init_scale=2.0**126)
+    hook, snapshot = Publisher(MemoryStore()), Publisher(MemoryStore())
+    changed = []
+    for _ in range(12):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.arange(9)[None]).logsumexp(-1).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        report, expected = hook.publish(weights), snapshot.publish(model.state_dict())
+        assert (report.changed, report.payload_bytes) == (expected.changed, expected.payload_bytes)
+        changed.append(report.changed)
+    assert 0 in changed
+    assert changed[-1] > 0
 
 
 @pytest.mark.parametrize("name", ["sgd fused", "adamw fused", "adamw foreach"])
@@ -268,6 +331,21 @@ def test_training_resumed_from_what_was_published_goes_on_with_deltas(tmp_path: 
     report = publisher.publish(weights)
     assert (report.version, report.kind) == (11, "delta")
     engine = Model(1).to(BF16)
+    Receiver(store, TorchModule(engine), verify="full").sync()
+    assert_same_bits(engine, model)
+
+
+def test_the_base_that_the_engines_loaded_is_version_1(tmp_path: Path) -> None:
+    model = Model().to(BF16)
+    tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    safetensors.save_file(tensors, tmp_path / "model.safetensors")
+    optimizer = OPTIMIZERS["adamw"](trainable(model))
+    weights, store = watch(optimizer, model), MemoryStore()
+    publisher = Publisher(store, base=tmp_path)
+    train(model, optimizer, 0)
+    report = publisher.publish(weights)
+    assert (report.version, report.kind) == (2, "delta")
+    engine = Model().to(BF16)
     Receiver(store, TorchModule(engine), verify="full").sync()
     assert_same_bits(engine, model)
 

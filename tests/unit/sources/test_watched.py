@@ -13,6 +13,7 @@ from syncline import MemoryEngine, MemoryStore, Publisher, Receiver, watch
 from syncline.errors import BaseVersionError, ConfigError, LayoutError
 from syncline.sources import WatchedWeights
 from syncline.sources.operations import Bucket
+from syncline.types import WINDOW_UNITS
 
 torch = pytest.importorskip("torch")
 BF16 = torch.bfloat16
@@ -236,6 +237,22 @@ def test_weights_that_do_not_lie_in_order_are_compared_in_order() -> None:
         matrix[1, 2] = 3.0
     offsets, old_bits = weights.changes("w", 0)
     assert (offsets.tolist(), old_bits.tolist()) == ([8], [0])
+
+
+@pytest.mark.parametrize("threads", ["1", "3"])
+def test_tensors_of_several_windows(threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SYNCLINE_THREADS", threads)
+    tensor = torch.zeros(2 * WINDOW_UNITS + 5, dtype=torch.int8)
+    weights = watch([], {"w": tensor})
+    engine, store = MemoryEngine(), MemoryStore()
+    publisher = Publisher(store)
+    publisher.publish(weights)
+    places = [0, WINDOW_UNITS - 1, WINDOW_UNITS, 2 * WINDOW_UNITS, 2 * WINDOW_UNITS + 4]
+    with weights.writing():
+        tensor[places] = 7
+    assert publisher.publish(weights).changed == len(places)
+    Receiver(store, engine, verify="full").sync()
+    assert np.flatnonzero(engine.view("w")).tolist() == places
 
 
 def test_the_bucket_bounds_what_is_copied_and_lists_are_taken_apart() -> None:
