@@ -7,14 +7,15 @@ Three ways to train about 67 M weights, 16 matrices of 2048 by 2048, with AdamW 
 - `bf16`: the weights are BF16, and the optimizer writes them (foreach, fused, and one by one).
 
 In each, a watched model and an unwatched one step in turns, so that both see the same machine; then the watched one is
-published by the hook and the other by a snapshot. `added_s` is the difference of the medians. Prints a table, or JSON with
---json. Memory is what the detectors say that they hold, in bytes of weights as published.
+published by the hook and the other by a snapshot. Times in the table are medians of the processor's; JSON (--json) has the
+clock's as well. Memory is what the detector says that it holds, against the bytes of the weights as published.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -22,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -65,15 +67,13 @@ class Run:
         self.publisher = syncline.Publisher(syncline.MemoryStore(), anchor_every=None)
         self.writing: Callable[[], AbstractContextManager[None]] = nullcontext
 
-    def step(self) -> float:
-        """Step once; return the seconds."""
-        start_s = time.perf_counter()
+    def step(self) -> None:
+        """Step once, and round masters into the working weights."""
         self.optimizer.step()
         if self.stepped is not self.working:
             with self.writing():
                 for weight, master in zip(self.working, self.stepped, strict=True):
                     weight.copy_(master)
-        return time.perf_counter() - start_s
 
     def published(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield what a snapshot publisher is given."""
@@ -91,9 +91,26 @@ class Run:
         return weights
 
 
-def summary(seconds: list[float]) -> dict[str, float]:
-    """Return median and best."""
-    return {"median_s": statistics.median(seconds), "best_s": min(seconds)}
+Result = TypeVar("Result")
+Times = list[tuple[float, float]]
+
+
+def timed(call: Callable[[], Result]) -> tuple[Result, tuple[float, float]]:
+    """Return the result, and the seconds on the clock and of the processor, which others do not lengthen."""
+    start_s, start_cpu_s = time.perf_counter(), time.process_time()
+    result = call()
+    return result, (time.perf_counter() - start_s, time.process_time() - start_cpu_s)
+
+
+def summary(times: Times) -> dict[str, float]:
+    """Return medians and best."""
+    clock, cpu = zip(*times, strict=True)
+    return {
+        "median_s": statistics.median(clock),
+        "best_s": min(clock),
+        "cpu_median_s": statistics.median(cpu),
+        "cpu_best_s": min(cpu),
+    }
 
 
 def measure(case: str, compare: str, check: str, rounds: int) -> dict[str, object]:
@@ -103,36 +120,30 @@ def measure(case: str, compare: str, check: str, rounds: int) -> dict[str, objec
     weights = watched.watch(compare, check)
     plain.publisher.publish(plain.published())
     watched.publisher.publish(weights)
-    steps: dict[str, list[float]] = {"plain": [], "watched": []}
-    publishes: dict[str, list[float]] = {"snapshot": [], "hook": []}
+    times: dict[str, Times] = {"plain": [], "watched": [], "hook": [], "snapshot": []}
     kept_bytes, densities = [], []
-    for turn in range(rounds + 1):
-        took_s = {}
-        for name, run in (("plain", plain), ("watched", watched)):
-            took_s[name] = run.step()
+    for _ in range(rounds + 1):
+        times["plain"].append(timed(plain.step)[1])
+        times["watched"].append(timed(watched.step)[1])
         kept_bytes.append(weights.memory_bytes)
-        start_s = time.perf_counter()
-        ours = watched.publisher.publish(weights)
-        middle_s = time.perf_counter()
-        theirs = plain.publisher.publish(plain.published())
-        end_s = time.perf_counter()
+        ours, took_s = timed(lambda: watched.publisher.publish(weights))
+        times["hook"].append(took_s)
+        theirs, took_s = timed(lambda: plain.publisher.publish(plain.published()))
+        times["snapshot"].append(took_s)
         if (ours.changed, ours.payload_bytes) != (theirs.changed, theirs.payload_bytes):
             raise SystemExit(f"{case}: hook and snapshot disagree")
         densities.append(ours.density)
-        if turn:  # the first one warms up
-            for name, seconds in took_s.items():
-                steps[name].append(seconds)
-            publishes["hook"].append(middle_s - start_s)
-            publishes["snapshot"].append(end_s - middle_s)
+    # The first round warms up.
+    found = {name: summary(some[1:]) for name, some in times.items()}
     snapshot_bytes = ours.full_bytes
     return {
         "case": case,
         "compare": compare,
         "check": check,
         "density": statistics.median(densities),
-        "step": {name: summary(seconds) for name, seconds in steps.items()},
-        "publish": {name: summary(seconds) for name, seconds in publishes.items()},
-        "added_to_step_s": statistics.median(steps["watched"]) - statistics.median(steps["plain"]),
+        "step": {"plain": found["plain"], "watched": found["watched"]},
+        "publish": {"hook": found["hook"], "snapshot": found["snapshot"]},
+        "added_to_step_cpu_s": found["watched"]["cpu_median_s"] - found["plain"]["cpu_median_s"],
         "snapshot_bytes": snapshot_bytes,
         "kept_bytes": max(kept_bytes),
         "kept_share": max(kept_bytes) / snapshot_bytes,
@@ -164,9 +175,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    os.environ["SYNCLINE_THREADS"] = str(arguments.threads)
     rows = [measure(case, "operations", "full", arguments.rounds) for case in CASES]
     rows.append(measure("masters", "operations", "sampled", arguments.rounds))
     rows.append(measure("bf16 fused", "step", "full", arguments.rounds))
@@ -199,9 +211,10 @@ def main() -> None:
         step, publish = row["step"], row["publish"]
         print(
             f"{row['case']:17}{row['compare']:11}{row['check']:8}{row['density']:8.2%}"
-            f"{step['plain']['median_s'] * 1e3:9.0f}{row['added_to_step_s'] * 1e3:+7.0f}"
-            f"{publish['hook']['median_s'] * 1e3:11.0f} ({publish['snapshot']['median_s'] * 1e3:.0f})"
-            f"{row['kept_share']:14.1%} + {row['peak_copy_bytes'] >> 20} MiB in a step"
+            f"{step['plain']['cpu_median_s'] * 1e3:10.0f}{row['added_to_step_cpu_s'] * 1e3:+6.0f}"
+            f"{publish['hook']['cpu_median_s'] * 1e3:13.0f}"
+            f" ({publish['snapshot']['cpu_median_s'] * 1e3:.0f})"
+            f"{row['kept_share']:18.1%}, in a step {row['peak_copy_bytes'] >> 20} MiB"
         )
     for row in skipped:
         print(row)

@@ -268,6 +268,18 @@ def test_the_bucket_bounds_what_is_copied_and_lists_are_taken_apart() -> None:
             assert weights.changes(name, 0)[0].size == 100
 
 
+def test_an_operation_larger_than_the_bucket_keeps_what_it_is_about_to_write() -> None:
+    flat = torch.zeros(64, dtype=BF16)
+    weights = watch([], {"a": flat[:32], "b": flat[32:]}, bucket_bytes=64)
+    publisher = Publisher(MemoryStore())
+    publisher.publish(weights)
+    with weights.writing():
+        flat[:2] += 1
+        flat += 1
+    assert weights.peak_copy_bytes == 128
+    assert publisher.publish(weights).changed == 64
+
+
 def test_foreach_with_one_scalar_a_tensor_is_taken_apart_rightly() -> None:
     for scalars in ([2.0, 3.0, 4.0], torch.tensor([2.0, 3.0, 4.0])):
         tensors = {f"w{i}": torch.ones(10) for i in range(3)}
