@@ -27,10 +27,12 @@ LEVELS = {
     "channels": 3,
     "engines": 3,
     "commit": 3,
+    "hotload": 3,
     "plan": 3,
     "sync": 4,
     "bench": 5,
     "cli": 5,
+    "serving": 5,
     "demo": 5,
     "": 5,
 }
@@ -43,6 +45,7 @@ SIDEWAYS = {
     ("engines", "commit"),
     ("cli", "demo"),
     ("cli", "bench"),
+    ("cli", "serving"),
 }
 
 

@@ -28,6 +28,18 @@ def forced_kernels() -> str | None:
     return _choice("SYNCLINE_KERNELS", KERNELS)
 
 
+def secret(variable: str) -> str:
+    """Return what the environment variable with this name holds; it is never shown.
+
+    Raises:
+        ConfigError: it is not set, or empty.
+    """
+    value = os.environ.get(variable)
+    if not value:
+        raise ConfigError(f"{variable}: expected a token in this environment variable, found none")
+    return value
+
+
 def _choice(variable: str, choices: tuple[str, ...]) -> str | None:
     value = os.environ.get(variable)
     if value is not None and value not in choices:
