@@ -95,6 +95,11 @@ class WeightVersion:
         """True if every version will do, and none at all as well."""
         return self.exact is None and self.minimum is None
 
+    @property
+    def lowest(self) -> int:
+        """Number of the lowest version that could be accepted."""
+        return max((v for v in (self.exact, self.minimum) if v is not None), default=0)
+
     def accepts(self, version: int) -> bool:
         """Tell whether the request may be served with this version."""
         return self.refusal(version) is None
