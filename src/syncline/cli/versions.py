@@ -38,14 +38,33 @@ from syncline.version import HeldVersion, TensorEntry
     help="Encoding of a delta.",
 )
 @click.option("--full", is_flag=True, help="Publish a full version instead of a delta.")
+@click.option(
+    "--notify", metavar="URL[,URL...]", help="Deployments to tell over the hot-load API afterwards."
+)
+@click.option(
+    "--notify-token-env", metavar="NAME", help="Environment variable with their bearer token."
+)
 @json_option
 def publish(
-    store: str, checkpoint: Path, base: Path | None, encoding: str, full: bool, as_json: bool
+    store: str,
+    checkpoint: Path,
+    base: Path | None,
+    encoding: str,
+    full: bool,
+    notify: str | None,
+    notify_token_env: str | None,
+    as_json: bool,
 ) -> None:
     """Publish CHECKPOINT, a safetensors file or directory, as the next version in STORE."""
     with output.progress("publishing", is_quiet=as_json) as observe:
         publisher = Publisher(
-            open_store(store), base=base, encoding=encoding, anchor_every=None, observe=observe
+            open_store(store),
+            base=base,
+            encoding=encoding,
+            anchor_every=None,
+            observe=observe,
+            notify=() if notify is None else notify,
+            notify_token_env=notify_token_env,
         )
         report = publisher.publish(CheckpointSource(checkpoint), full=full)
     if as_json:
@@ -59,6 +78,12 @@ def publish(
         f"changed ({report.density:.3%}), {output.size(report.payload_bytes)}, "
         f"{ratio:.1f} times smaller than full, {output.seconds(report.seconds)}"
     )
+    for notice in report.notices:
+        output.show_line(
+            f"{notice.url} took {notice.identity}"
+            if notice.error is None
+            else f"{notice.url} did not take {notice.identity}: {notice.error}"
+        )
 
 
 @click.command()

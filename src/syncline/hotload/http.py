@@ -135,6 +135,10 @@ class Endpoint:
                 if 200 <= response.status < 300:
                     response.release_conn()
                     return answer
+        except TransportError:
+            raise  # some of ours are OSErrors too
+        except urllib3.exceptions.NewConnectionError as error:  # to urllib3 a kind of time-out
+            raise PeerLostError(f"{what}: {_cause(error)}") from error
         except urllib3.exceptions.TimeoutError as error:
             raise TransportTimeoutError(f"{what}: no answer in {left_s:.3g} s") from error
         except urllib3.exceptions.SSLError as error:

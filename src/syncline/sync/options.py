@@ -7,6 +7,7 @@ from os import PathLike
 
 from syncline import codecs
 from syncline.errors import ConfigError
+from syncline.sync.notify import Deployments
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,10 @@ class PublisherOptions:
         memory_bytes: payload of one part that is held in memory; more goes to a temporary file.
         snapshot_dir: keep the copy of the last version's weights in memory-mapped files in this
             directory instead of in memory; None: in memory.
+        notify: deployments to tell of every version that `publish` commits, over the hot-load API: URLs,
+            alone or with commas between them, or a `HotLoadClient` for each.
+        notify_token_env: environment variable that holds the bearer token for the URLs in `notify`.
+        notify_timeout_s: how long all of them together may take.
     """
 
     encoding: str = "auto"
@@ -32,6 +37,9 @@ class PublisherOptions:
     part_bytes: int = 4 << 30
     memory_bytes: int = 64 << 20
     snapshot_dir: str | PathLike[str] | None = None
+    notify: Deployments = ()
+    notify_token_env: str | None = None
+    notify_timeout_s: float = 10.0
 
     def __post_init__(self) -> None:
         if self.encoding != "auto" and self.encoding not in codecs.NAMES:
@@ -46,6 +54,8 @@ class PublisherOptions:
         for name in ("part_bytes", "memory_bytes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: expected at least 1, found {getattr(self, name)}")
+        if not self.notify_timeout_s > 0:
+            raise ConfigError(f"notify_timeout_s must be above 0, found {self.notify_timeout_s}")
         if self.anchor_every is not None and self.anchor_every < 1:
             raise ConfigError(
                 f"anchor_every: expected None or at least 1, found {self.anchor_every}"
