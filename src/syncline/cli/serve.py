@@ -95,7 +95,7 @@ def _engine(target: str) -> Engine:
         found = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"{target}: {error}; expected module:name of an engine") from error
-    made = found if isinstance(found, Engine) else found()
+    made = found() if callable(found) and not isinstance(found, Engine) else found
     if not isinstance(made, Engine):
         raise ConfigError(f"{target}: expected a syncline.abc.Engine, found {type(made).__name__}")
     return made
