@@ -11,6 +11,7 @@ from syncline.sync.history import History
 from syncline.sync.phases import Phases
 from syncline.sync.pull import Pull
 from syncline.sync.reports import AppliedVersion
+from syncline.trace import Trace
 from syncline.types import Step
 from syncline.version import HeldVersion
 
@@ -26,7 +27,9 @@ class Receiver:
         verify: `changed` proves each changed tensor's fingerprint from the bits that stood in the engine
             and the bits that replace them, before the first one is written, and reads the changed
             places back afterwards: O(changes). `full` also reads every tensor again after `sync`.
-        observe: told of every step in `syncline.sync.pull.STEPS` and the bytes done, for progress bars.
+        observe: told of every step in `syncline.sync.pull.STEPS` and the bytes done, for progress bars;
+            steps of fetching come from another thread.
+        trace: collects what ran when; see `syncline.Trace`.
 
     Example:
         >>> import numpy as np, syncline
@@ -46,6 +49,7 @@ class Receiver:
         *,
         verify: Verify = "changed",
         observe: Observe | None = None,
+        trace: Trace | None = None,
     ) -> None:
         if verify not in ("changed", "full"):
             raise ConfigError(f"verify: expected 'changed' or 'full', found {verify!r}")
@@ -55,6 +59,7 @@ class Receiver:
         self._engine = engine
         self._verify = verify
         self._observe = observe if observe is not None else ignore
+        self._trace = trace
 
     def sync(self, version: int | None = None, *, repair: bool = False) -> AppliedVersion:
         """Bring the engine to `version`, by default the current one; do nothing if it is there.
@@ -76,7 +81,7 @@ class Receiver:
         After any of them but the last the engine holds the last version it committed, which may be
         one on the way.
         """
-        phases = Phases()
+        phases = Phases(self._trace)
         with phases("plan"):
             history = History.open(self._store)
             target = history.target(version)
