@@ -96,6 +96,7 @@ class Replica:
         self._served: HeldVersion | None = None
         self._error: str | None = None
         self._is_torn = False
+        self._owes_reset = False
         self._has_caught_up = False
         self._head: bytes | None = None
         self._spelling: identity.Spelling = "directory"
@@ -157,6 +158,8 @@ class Replica:
             is_idle = self._waiting is None and self._running is None and self._error is None
             if is_idle and self._served is not None and self._served.version == order.version:
                 return False
+            # A reset that was promised with an order that is now replaced is made with this one.
+            self._owes_reset |= self._waiting is not None and self._waiting.reset is not False
             self._waiting = order
             self._changed.notify_all()
             return True
@@ -238,8 +241,10 @@ class Replica:
         self.admission.let_pass(held.version, self._drain_timeout_s)
         if self._load_hook is not None:
             self._load_hook(held)
-        if self._reset_hook is not None and order.reset is not False:
+        if self._reset_hook is not None and (self._owes_reset or order.reset is not False):
+            self._owes_reset = True
             self._reset_hook("new_session" if order.reset == "new_session" else True)
+            self._owes_reset = False
         return held
 
     def _failure(self, failure: Exception) -> str:

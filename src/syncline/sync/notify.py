@@ -35,20 +35,25 @@ def clients(deployments: Deployments, token_env: str | None) -> tuple[HotLoadCli
 
 
 def notify(
-    told: Sequence[HotLoadClient], manifest: Manifest, timeout_s: float
+    told: Sequence[HotLoadClient],
+    manifest: Manifest,
+    timeout_s: float,
+    *,
+    checksum: str = "xxh3-128",
 ) -> tuple[Notice, ...]:
     """Tell every deployment of a committed version, all at once; return what became of it.
 
     Args:
         told: at least one.
+        checksum: what an `xor` or `overwrite` delta carries for each tensor.
 
     Cost: at most about `timeout_s`, however many do not answer.
     """
     with ThreadPoolExecutor(max_workers=len(told), thread_name_prefix="syncline-notify") as pool:
-        return tuple(pool.map(lambda client: _tell(client, manifest, timeout_s), told))
+        return tuple(pool.map(lambda client: _tell(client, manifest, timeout_s, checksum), told))
 
 
-def _tell(client: HotLoadClient, manifest: Manifest, timeout_s: float) -> Notice:
+def _tell(client: HotLoadClient, manifest: Manifest, timeout_s: float, checksum: str) -> Notice:
     identity = names.version_dir(manifest.version)
     base = manifest.base_version if manifest.kind == "delta" else None
     is_interchange = manifest.encoding in INTERCHANGE_ENCODINGS
@@ -56,7 +61,7 @@ def _tell(client: HotLoadClient, manifest: Manifest, timeout_s: float) -> Notice
         client.tell(
             identity,
             previous=None if base is None else names.version_dir(base),
-            checksum_format="xxh3-128" if is_interchange else "none",
+            checksum_format=checksum if is_interchange else "none",
             timeout_s=timeout_s,
         )
     except Exception as error:  # noqa: BLE001 - the version is committed, whatever it is

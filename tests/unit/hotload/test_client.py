@@ -153,6 +153,14 @@ def test_connections_that_are_always_cut_end_with_peer_lost() -> None:
     assert len(script.asked) > 1
 
 
+def test_an_answer_that_is_cut_short_is_asked_for_again() -> None:
+    cut = {"Content-Length": "1000", "Connection": "close"}
+    script = Scripted(replies=[(200, cut, b'{"replicas": []}')])
+    with scripted(script) as url:
+        assert len(HotLoadClient(url).status(timeout_s=30)) == 2
+    assert len(script.asked) == 2
+
+
 def test_nobody_there() -> None:
     with scripted(Scripted()) as url:
         pass

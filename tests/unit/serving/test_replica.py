@@ -260,6 +260,33 @@ def test_a_hook_that_fails_leaves_no_version_that_could_be_stale(run: Run, broke
         assert (replica.status().readiness, replica.status().identity) == (True, "weight_v000002")
 
 
+def test_a_reset_that_is_owed_is_made_by_the_next_commit(run: Run) -> None:
+    store = SlowStore(run.store)
+    calls: list[object] = []
+
+    def reset(how: object) -> None:
+        calls.append(how)
+        if len(calls) == 2:
+            raise OSError("engine does not answer")
+
+    with Replica(store, MemoryEngine(), reset_cache=reset) as replica:
+        settled(replica)
+        order(replica, 2)
+        assert replica.status().stage == "error"
+        order(replica, 2, reset=False)
+        assert (calls, replica.status().stage) == ([True] * 3, "done")
+        order(replica, 1, reset=False)
+        assert len(calls) == 3
+        store.hold()
+        replica.take(Order(2, reset=False))
+        assert store.reached.wait(30)
+        replica.take(Order(3, reset="new_session"))
+        replica.take(Order(3, reset=False))
+        store.go.set()
+        settled(replica)
+        assert len(calls) == 4
+
+
 def test_a_torn_engine_serves_nothing_until_it_is_repaired(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
