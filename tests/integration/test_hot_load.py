@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -452,6 +453,22 @@ def test_notify_options_that_cannot_be_used_touch_no_store(options: dict[str, An
     with pytest.raises(ConfigError):
         Run(run.store, **options)
     assert run.store.get("HEAD.json") == head
+
+
+def test_a_server_that_ended_leaves_no_thread(run: Run) -> None:
+    before = set(threading.enumerate())
+    with served(run) as (url, replica):
+        run.publish()
+        HotLoadClient(url).tell("3")
+        eventually(lambda: replica.admission.served == 3, "the order was followed")
+        assert set(threading.enumerate()) > before
+
+    def left() -> set[threading.Thread]:
+        # The library's compute pool, one for the whole process, stays.
+        pool = f"syncline-{os.getpid()}_"
+        return {t for t in threading.enumerate() if not t.name.startswith(pool)} - before
+
+    eventually(lambda: not left(), "its threads have ended")
 
 
 def test_a_server_that_stops_is_peer_lost(run: Run) -> None:

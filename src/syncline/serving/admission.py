@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from syncline.errors import TransportTimeoutError
 from syncline.hotload import Refusal, WeightVersion
@@ -60,6 +62,39 @@ class Admission:
             if not self._inside[wanted]:
                 del self._inside[wanted]
             self._changed.notify_all()
+
+    @contextmanager
+    def inside(self, wanted: WeightVersion, *, timeout_s: float = 30.0) -> Iterator[Refusal | None]:
+        """Be inside for the length of a `with` block; for hosts with a thread for each request.
+
+        Yields:
+            None inside; else why not: answer HTTP 409 with it. A commit on its way is waited for.
+
+        Example:
+            >>> admission = Admission()
+            >>> admission.settle(7)
+            >>> with admission.inside(WeightVersion(exact=6)) as refusal:
+            ...     print("generate" if refusal is None else refusal.kind)
+            WeightVersionTooOld
+        """
+        entered: bool | Refusal = False
+
+        def has_answer() -> bool:
+            nonlocal entered
+            entered = self.try_enter(wanted)
+            return entered is not False
+
+        with self._changed:
+            is_answered = self._changed.wait_for(has_answer, timeout_s)
+        if isinstance(entered, Refusal):
+            yield entered
+        elif not is_answered:
+            yield Refusal("WeightVersionNotReady", wanted.lowest, self._served)
+        else:
+            try:
+                yield None
+            finally:
+                self.leave(wanted)
 
     def refusal(self, wanted: WeightVersion) -> Refusal | None:
         """Return why a request would be refused now; None if it would not."""

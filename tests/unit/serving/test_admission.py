@@ -72,6 +72,23 @@ def test_who_does_not_end_in_time_stops_the_commit(admission: Admission) -> None
     assert admission.try_enter(SEVEN) is True
 
 
+def test_hosts_with_threads_are_inside_for_a_block(admission: Admission) -> None:
+    with admission.inside(SEVEN) as refusal:
+        assert refusal is None
+        with pytest.raises(TransportTimeoutError):
+            admission.let_pass(8, 0)
+    with admission.inside(WeightVersion(exact=8), timeout_s=0.01) as refusal:
+        assert refusal == Refusal("WeightVersionNotReady", 8, 7), "a commit that does not end"
+    threading.Timer(0.05, admission.settle, [8]).start()
+    with admission.inside(WeightVersion(exact=8)) as refusal:
+        assert refusal is None
+    with admission.inside(SEVEN) as refusal:
+        assert refusal == Refusal("WeightVersionTooOld", 7, 8)
+    with pytest.raises(OSError, match="broke"), admission.inside(AT_LEAST_7):
+        raise OSError("broke")
+    assert not admission._inside
+
+
 def test_closing_ends_the_wait(admission: Admission) -> None:
     assert admission.try_enter(SEVEN) is True
     threading.Timer(0.05, admission.close).start()

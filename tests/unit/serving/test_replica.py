@@ -95,6 +95,16 @@ def test_it_waits_for_a_first_version() -> None:
         assert replica.status().identity == "weight_v000001"
 
 
+def test_a_store_of_another_project_has_no_versions_to_report() -> None:
+    store = MemoryStore()
+    store.put("weight_v000001/model.safetensors", [b"payload"])
+    with Replica(store, MemoryEngine()) as replica:
+        eventually(lambda: replica.status().stage == "error", "it has tried once")
+        status = replica.status()
+        assert (status.readiness, status.identity) == (False, None)
+        assert "no HEAD.json in the store" in str(status.reason)
+
+
 def test_it_follows_orders_forwards_and_back(run: Run) -> None:
     engine = MemoryEngine()
     with Replica(run.store, engine) as replica:
