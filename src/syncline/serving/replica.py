@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import Literal, Self
 
@@ -158,8 +159,9 @@ class Replica:
             is_idle = self._waiting is None and self._running is None and self._error is None
             if is_idle and self._served is not None and self._served.version == order.version:
                 return False
-            # A reset that was promised with an order that is now replaced is made with this one.
-            self._owes_reset |= self._waiting is not None and self._waiting.reset is not False
+            replaced = self._waiting
+            if replaced is not None and replaced.reset is not False and order.reset is False:
+                order = replace(order, reset=replaced.reset)  # it was promised
             self._waiting = order
             self._changed.notify_all()
             return True
@@ -190,10 +192,12 @@ class Replica:
                 )
                 if self._is_closing:
                     return
-                order, self._waiting = self._waiting, None
-                if order is None and self._has_caught_up and not self._has_head_moved():
-                    continue
-                self._running = order = Order(None) if order is None else order
+                is_asked = self._waiting is not None
+            if not is_asked and self._has_caught_up and not self._has_head_moved():
+                continue
+            with self._changed:
+                order = Order(None) if self._waiting is None else self._waiting
+                self._waiting, self._running = None, order
                 self._done_bytes = self._total_bytes = 0
             self._follow(order)
             pause_s = min(2 * pause_s, LONGEST_RETRY_S)
@@ -243,7 +247,7 @@ class Replica:
         if self._load_hook is not None:
             self._load_hook(held)
         if self._reset_hook is not None and (self._owes_reset or order.reset is not False):
-            self._owes_reset = True
+            self._owes_reset = True  # also by the next order, should this fail
             self._reset_hook("new_session" if order.reset == "new_session" else True)
             self._owes_reset = False
         return held
