@@ -436,6 +436,20 @@ def test_a_publisher_tells_of_deltas_of_full_versions_and_of_anchors() -> None:
     assert script.asked[0][2]["fireworks-deployment"] == "d"
 
 
+def test_a_publisher_in_the_slime_layout_names_its_checksum_as_fireworks_does() -> None:
+    script = Scripted()
+    with scripted(script) as url:
+        client = HotLoadClient(url, dialect=FIREWORKS)
+        run = Run(notify=client, layout="slime", checksum="adler32")
+        run.publish()
+        run.publish()
+        with served(run) as (ours, replica):
+            HotLoadClient(ours).tell("2", previous="1", checksum_format="adler32")
+            assert run.is_in(replica._engine, 2)
+    metadata = script.asked[1][3]["incremental_snapshot_metadata"]
+    assert (metadata["compression_format"], metadata["checksum_format"]) == ("zstd", "alder32")
+
+
 @pytest.mark.parametrize(
     "options",
     [

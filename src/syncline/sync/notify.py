@@ -39,7 +39,7 @@ def notify(
     manifest: Manifest,
     timeout_s: float,
     *,
-    checksum: str = "xxh3-128",
+    checksum: str,
 ) -> tuple[Notice, ...]:
     """Tell every deployment of a committed version, all at once; return what became of it.
 

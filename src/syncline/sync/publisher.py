@@ -25,6 +25,9 @@ from syncline.sync.writer import VersionWriter, model_fingerprint
 from syncline.trace import Trace
 from syncline.version import HeldVersion, Kind, Manifest, PartEntry, TensorEntry
 
+_FIRST_DENSITY = 0.01
+"""Share of the units that is expected to change before one step has shown it."""
+
 Weights = WeightSource | Mapping[str, Any] | Iterable[tuple[str, Any]]
 
 
@@ -78,6 +81,7 @@ class Publisher:
         self._files: Mapping[str, bytes] = {}
         self._owner = Ownership(store, self._observe)
         self._deltas = 0
+        self._density = _FIRST_DENSITY
         if base is not None:
             self._start_from(CheckpointSource(base))
 
@@ -127,7 +131,12 @@ class Publisher:
         if self._told:
             with phases("notify"):
                 current = snapshot.require_held().manifest
-                notices = notify(self._told, current, self.options.notify_timeout_s)
+                notices = notify(
+                    self._told,
+                    current,
+                    self.options.notify_timeout_s,
+                    checksum=self.options.checksum,
+                )
             report = replace(report, notices=notices)
         return replace(report, seconds=phases.seconds())
 
@@ -177,6 +186,7 @@ class Publisher:
             snapshot.require_held().manifest,
             snapshot,
             options=self.options,
+            density=self._density,
             phases=phases,
             observe=self._observe,
         )
@@ -184,11 +194,13 @@ class Publisher:
         table = sorted(delta.entries.values(), key=lambda entry: entry.meta.name)
         report = self._commit(snapshot, "delta", delta.parts, [], table, phases)
         self._deltas += 1
+        self._density = report.density
         return report
 
     def _commit_full(
         self, snapshot: Snapshot, table: Mapping[str, TensorEntry], phases: Phases
     ) -> PublishReport:
+        self.options.check(entry.meta for entry in table.values())
         full = FullWriter(self._writer(phases), snapshot, options=self.options, phases=phases)
         parts, files, entries = full.write(table, self._files)
         report = self._commit(snapshot, "full", parts, files, entries, phases)
@@ -225,7 +237,7 @@ class Publisher:
             fingerprint=model_fingerprint(table),
         )
         with phases("commit"):
-            version = self._writer(phases).finish(manifest)
+            version = self._writer(phases).finish(manifest, self.options.checksum)
             self._owner.commit(version)
         snapshot.apply((), version)
         return report_of(version)
