@@ -19,6 +19,8 @@ LEVELS = {
     "arrays": 2,
     "durable": 2,
     "kernels": 2,
+    "threads": 2,
+    "trace": 2,
     "format": 2,
     "layouts": 2,
     "sources": 3,

@@ -40,14 +40,22 @@ def ignore(step: Step) -> None:
 
 
 class WeightSource(ABC):
-    """Where a publisher's weights come from; yields canonical tensors one by one."""
+    """Where a publisher's weights come from; yields canonical tensors one by one.
+
+    Attributes:
+        is_stable: bits that were yielded stay as they are until the last tensor has been yielded, so that
+            several tensors may be worked on at once. A source that fills one buffer again and again
+            leaves this False.
+    """
+
+    is_stable: bool = False
 
     @abstractmethod
     def tensors(self) -> Iterator[tuple[TensorMeta, Bits]]:
         """Yield each tensor once: its meta and its bits, flat, `meta.unit_count` long.
 
         Aliasing: the bits may be a view of live memory; they stay unchanged until the next one is
-        asked for. Names never repeat.
+        asked for, or longer, see `is_stable`. Names never repeat.
         """
 
     def files(self) -> Mapping[str, bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,7 @@ def test_golden_directories_are_recognised_and_their_chain_is_found(name):
     identities, kinds = CHAINS[kind]
     assert [version.identity for version in versions] == identities
     assert "".join(version.kind[0] for version in versions) == kinds
-    for before, version in zip(versions, versions[1:], strict=False):
+    for before, version in itertools.pairwise(versions):
         assert version.base == before.identity
     assert versions[-1].encoding in (name.partition("-")[2], "xor") or kind in ("trl", "grail")
     assert layout.versions(store, versions) == versions

@@ -6,24 +6,17 @@ symbols of a few bits, several to a byte; the rare larger ones go to byte planes
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from syncline import kernels
-from syncline.abc import Buffer, Codec
 from syncline.codecs import streams
-from syncline.codecs.payload import (
-    Cursor,
-    blaming,
-    encode_windows,
-    placing,
-    read_header,
-    varint,
-)
+from syncline.codecs.payload import Cursor, placing, varint
 from syncline.codecs.prediction import STEP_BITS, place_bytes
+from syncline.codecs.windows import Unpack, WindowCodec
 from syncline.errors import CodecError
 from syncline.types import WINDOW_UNITS, Bits, Changes, TensorMeta, Window, unsigned
 
@@ -36,7 +29,7 @@ _ESCAPE_BYTE = 255
 _LEGAL_SYMBOL_BITS = (1, 2, 4, 8)
 
 
-class Packed(Codec):
+class Packed(WindowCodec):
     """Entropy-coded gaps and values; see `syncline.abc.Codec`.
 
     Args:
@@ -48,16 +41,17 @@ class Packed(Codec):
     needs_base: ClassVar[bool] = True
     is_idempotent: ClassVar[bool] = False
     is_full: ClassVar[bool] = False
+    flags: ClassVar[tuple[int, ...]] = (XOR, STEP)
 
     def __init__(self, transform: Literal["step", "xor"] = "step") -> None:
         self._transform = STEP if transform == "step" else XOR
 
-    def encode(self, meta: TensorMeta, windows: Iterable[Window]) -> Iterator[Buffer]:
-        """Yield the header, then one piece a window."""
-        with blaming(meta, self.name):
-            yield from encode_windows(self._transform, meta, windows, self._pack)
+    def flag(self, meta: TensorMeta) -> int:
+        """Return the transform."""
+        return self._transform
 
-    def _pack(self, window: Window) -> bytes:
+    def pack(self, meta: TensorMeta, window: Window) -> bytes:
+        """Return count, gaps and values of one window."""
         count = window.offsets.size
         if not count:
             return varint(0)
@@ -71,19 +65,26 @@ class Packed(Codec):
         head = varint(count) + bytes((low_bytes, symbol_bits)) + varint(excess.size)
         return head + streams.pack(contents)
 
-    def decode(self, meta: TensorMeta, payload: Buffer, base: Bits) -> Iterator[Changes]:
-        """Yield the changes of every window that has any."""
-        with blaming(meta, self.name):
-            cursor = Cursor(payload)
-            transform, window_units = read_header(cursor, meta, (XOR, STEP))
-            for start in range(0, meta.unit_count, window_units):
-                units = min(window_units, meta.unit_count - start)
-                offsets, values = _unpack(cursor, units, meta.unit_bytes)
-                if offsets.size:
-                    old = kernels.gather(base[start : start + units], offsets)
-                    apply = kernels.unsteps if transform == STEP else kernels.xor
-                    yield Changes(start, offsets, apply(old, values))
-            cursor.end()
+    def locate(self, meta: TensorMeta, flag: int, cursor: Cursor, start: int, units: int) -> Unpack:
+        """Find the streams of the window at the cursor."""
+        count = cursor.varint("change count", 0, units)
+        if not count:
+            return _nothing
+        low_bytes = cursor.byte("low bytes", (0, 1, 2))
+        symbol_bits = cursor.byte("symbol bits", _LEGAL_SYMBOL_BITS)
+        escaped = cursor.varint("escaped count", 0, count)
+        names = [*(f"gap byte {index}" for index in range(low_bytes)), "gap", "symbol"]
+        if escaped:
+            names += [f"excess byte {index}" for index in range(meta.unit_bytes)]
+        found = streams.unpack(cursor, names)
+        apply = kernels.unsteps if flag == STEP else kernels.xor
+
+        def unpack(base: Bits) -> Changes:
+            offsets = _offsets(found[: low_bytes + 1], count, units)
+            values = _values(found[low_bytes + 1 :], count, symbol_bits, escaped, meta.unit_bytes)
+            return Changes(start, offsets, apply(kernels.gather(base, offsets), values))
+
+        return unpack
 
     def predict_bytes(self, meta: TensorMeta, changed: int) -> int:
         """Return about the size for optimizer steps that lie anywhere alike."""
@@ -109,12 +110,36 @@ def _to_symbols(values: Bits) -> tuple[int, NDArray[np.uint8], Bits]:
     symbol_bits = _choose_symbol_bits(values)
     escape = values.dtype.type((1 << symbol_bits) - 1)
     symbols = np.minimum(values, escape).astype(np.uint8)
-    excess = values[values >= escape] - escape
+    if symbol_bits == 1:  # then no value exceeds the escape, and many are it
+        excess = np.zeros(np.count_nonzero(symbols), values.dtype)
+    else:
+        excess = values[np.flatnonzero(values >= escape)] - escape
+    return symbol_bits, _pack_symbols(symbols, symbol_bits), excess
+
+
+def _pack_symbols(symbols: NDArray[np.uint8], symbol_bits: int) -> NDArray[np.uint8]:
+    """Return the symbols side by side in bytes, the first one lowest."""
+    if symbol_bits == 1:
+        return np.packbits(symbols, bitorder="little")
     per_byte = 8 // symbol_bits
-    padded = np.zeros(-(-symbols.size // per_byte) * per_byte, np.uint8)
-    padded[: symbols.size] = symbols
-    shifted = padded.reshape(-1, per_byte) << _shifts(symbol_bits)
-    return symbol_bits, np.bitwise_or.reduce(shifted, axis=1), excess
+    packed = np.zeros(-(-symbols.size // per_byte), np.uint8)
+    for slot in range(per_byte):
+        column = symbols[slot::per_byte]
+        packed[: column.size] |= column << np.uint8(symbol_bits * slot)
+    return packed
+
+
+def _unpack_symbols(packed: NDArray[np.uint8], symbol_bits: int) -> NDArray[np.uint8]:
+    """Return every symbol that the bytes have room for."""
+    if symbol_bits == 1:
+        return np.unpackbits(packed, bitorder="little")
+    per_byte = 8 // symbol_bits
+    symbols = np.empty(packed.size * per_byte, np.uint8)
+    for slot in range(per_byte):
+        symbols[slot::per_byte] = packed >> np.uint8(symbol_bits * slot) & np.uint8(
+            (1 << symbol_bits) - 1
+        )
+    return symbols
 
 
 def _choose_symbol_bits(values: Bits) -> int:
@@ -123,28 +148,19 @@ def _choose_symbol_bits(values: Bits) -> int:
     return 4 if 2 * np.count_nonzero(values < 15) >= values.size else 8
 
 
-def _shifts(symbol_bits: int) -> NDArray[np.uint8]:
-    return np.arange(0, 8, symbol_bits, dtype=np.uint8)
+def _nothing(base: Bits) -> None:
+    """Decode a window without changes."""
 
 
-def _unpack(cursor: Cursor, units: int, unit_bytes: int) -> tuple[NDArray[np.uint32], Bits]:
-    """Return offsets and values of the window at the cursor."""
-    count = cursor.varint("change count", 0, units)
-    if not count:
-        return np.empty(0, np.uint32), np.empty(0, unsigned(unit_bytes))
-    low_bytes = cursor.byte("low bytes", (0, 1, 2))
-    symbol_bits = cursor.byte("symbol bits", _LEGAL_SYMBOL_BITS)
-    escaped = cursor.varint("escaped count", 0, count)
-    names = [*(f"gap byte {index}" for index in range(low_bytes)), "gap", "symbol"]
-    if escaped:
-        names += [f"excess byte {index}" for index in range(unit_bytes)]
-    found = streams.unpack(cursor, names)
-    offsets = _offsets(found[: low_bytes + 1], count, units)
-    symbols = found[low_bytes + 1].content(-(-count * symbol_bits // 8))
-    planes = [stream.content(escaped) for stream in found[low_bytes + 2 :]]
+def _values(
+    found: Sequence[streams.Stream], count: int, symbol_bits: int, escaped: int, unit_bytes: int
+) -> Bits:
+    """Return how each change is told from the base, out of the symbols and the excess of the escaped."""
+    symbols = found[0].content(-(-count * symbol_bits // 8))
+    planes = [stream.content(escaped) for stream in found[1:]]
     excess = kernels.join_planes(np.stack(planes)) if planes else np.empty(0, unsigned(unit_bytes))
-    with placing(found[low_bytes + 1].what):
-        return offsets, _from_symbols(symbols, count, symbol_bits, excess)
+    with placing(found[0].what):
+        return _from_symbols(symbols, count, symbol_bits, excess)
 
 
 def _offsets(found: Sequence[streams.Stream], count: int, units: int) -> NDArray[np.uint32]:
@@ -167,18 +183,19 @@ def _from_symbols(packed: NDArray[np.uint8], count: int, symbol_bits: int, exces
             or a value that does not fit into the unit.
     """
     escape = (1 << symbol_bits) - 1
-    symbols = (packed[:, None] >> _shifts(symbol_bits) & np.uint8(escape)).reshape(-1)
-    is_escaped = symbols[:count] == escape
-    if symbols[count:].any() or np.count_nonzero(is_escaped) != excess.size:
+    symbols = _unpack_symbols(packed, symbol_bits)
+    escaped = np.flatnonzero(symbols[:count] == escape)
+    if symbols[count:].any() or escaped.size != excess.size:
         raise CodecError(
             f"{excess.size} of {count} symbols must be {escape}, and bits after the "
-            f"last 0, found {np.count_nonzero(is_escaped)}"
+            f"last 0, found {escaped.size}"
         )
     # The largest value of a unit is all ones; one less is what symbol and excess may add up to.
     most = (1 << (8 * excess.dtype.itemsize)) - 2 - escape
     if excess.size and int(excess.max()) > most:
         raise CodecError(f"an excess must be at most {most}, found {excess.max()}")
     values: Bits = symbols[:count].astype(excess.dtype)
-    values[is_escaped] += excess
+    if excess.any():
+        values[escaped] += excess
     values += excess.dtype.type(1)
     return values

@@ -38,16 +38,17 @@ def ordered(versions: Iterable[ForeignVersion]) -> list[ForeignVersion]:
 def find(versions: Sequence[ForeignVersion], identity: str | int | None) -> ForeignVersion:
     """Return the version of this identity; with None the newest, which no other is made on.
 
-    A number stands for the identity of digits that has this value.
+    A number, or digits that are no identity themselves, stand for the identity of digits of this value.
 
     Raises:
         BaseVersionError: there is none, or no version at all.
         FormatError: several could be the newest; lists them.
     """
     if identity is not None:
-        for version in versions:
-            if version.identity == identity or _is_number(version.identity, identity):
-                return version
+        for same in (_is_same, _is_number):
+            found = [version for version in versions if same(version.identity, identity)]
+            if len(found) == 1:
+                return found[0]
         raise BaseVersionError(
             f"version {identity!r} is not there, or not whole yet; there are "
             f"{_listed([version.identity for version in versions])}"
@@ -90,8 +91,13 @@ def _back(
         at = None if at.base is None else by_identity.get(at.base)
 
 
+def _is_same(identity: str, wanted: str | int) -> bool:
+    return identity == wanted
+
+
 def _is_number(identity: str, wanted: str | int) -> bool:
-    return isinstance(wanted, int) and identity.isdecimal() and int(identity) == wanted
+    text = str(wanted)
+    return text.isdecimal() and identity.isdecimal() and int(identity) == int(text)
 
 
 def _place(version: ForeignVersion) -> str:

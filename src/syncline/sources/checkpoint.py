@@ -26,6 +26,8 @@ class CheckpointSource(WeightSource):
     Cost: the headers are read at once, the weights when their bits are.
     """
 
+    is_stable = True
+
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = Path(path)
         self._state = state.read(self.path)

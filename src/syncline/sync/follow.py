@@ -16,11 +16,13 @@ from syncline.format.part import temporary_file
 from syncline.interchange import chain
 from syncline.sync import followed
 from syncline.sync.checks import check_layout, fingerprint_all, verify_engine
+from syncline.sync.decode import changed_units, record_fingerprint, to_record
+from syncline.sync.fingerprints import fingerprints
 from syncline.sync.history import read_head
 from syncline.sync.phases import Phases
-from syncline.sync.pull import changed_units, record_fingerprint, to_record
 from syncline.sync.reports import AppliedVersion
 from syncline.sync.writer import model_fingerprint
+from syncline.trace import Trace
 from syncline.types import ZERO, Bits, Changes, Fingerprint, Record, Span, Step, TensorMeta
 from syncline.version import ForeignVersion, HeldVersion, TensorEntry
 
@@ -39,7 +41,7 @@ class Follower:
 
     Args:
         layout: how to read the store.
-        engine, verify, observe: as for `Receiver`.
+        engine, verify, observe, trace: as for `Receiver`.
     """
 
     def __init__(
@@ -50,11 +52,13 @@ class Follower:
         *,
         verify: Literal["changed", "full"],
         observe: Observe,
+        trace: Trace | None = None,
     ) -> None:
         self._store = store
         self._layout = layout
         self._engine = engine
         self._verify = verify
+        self._trace = trace
         self._observe = observe
         self._seen: list[ForeignVersion] = []
         self._sizes: dict[str, int] = {}
@@ -66,7 +70,7 @@ class Follower:
         Args:
             version: its identity; None: the one that no other is made on.
         """
-        phases = Phases()
+        phases = Phases(self._trace)
         with phases("plan"):
             versions = self._layout.versions(self._store, self._seen)
             target = self._target(versions, version)
@@ -169,10 +173,8 @@ class Follower:
             check_layout(metas, held.manifest)
             return dict(held.manifest.by_name)
         with phases("verify"):
-            return {
-                name: TensorEntry(meta, self._fingerprint(meta), None, None, None)
-                for name, meta in metas.items()
-            }
+            found = fingerprints(metas.values(), self._engine.view)
+            return {meta.name: TensorEntry(meta, total, None, None, None) for meta, total in found}
 
     def _fingerprint(self, meta: TensorMeta) -> Fingerprint:
         return fingerprint_all(meta, self._engine.view(meta.name))

@@ -75,10 +75,8 @@ def _check_version(
         if all(raw != index_format.dump(manifest, checksum) for checksum in checksums.NAMES):
             raise FormatError("the index is not the one that belongs to the manifest")
     for number, entry in enumerate((*manifest.parts, *manifest.files)):
-        with (
-            _noting(findings, names.key(at.version, entry.path)),
-            fetched(store, manifest, entry, ignore_bytes, Phases()) as buffer,
-        ):
+        with _noting(findings, names.key(at.version, entry.path)):
+            buffer = fetched(store, manifest, entry, ignore_bytes, Phases())
             if number < len(manifest.parts):
                 part_format.load(buffer, manifest, number)
     if base is not None:

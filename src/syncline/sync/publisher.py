@@ -21,6 +21,7 @@ from syncline.sync.receiver import Receiver
 from syncline.sync.reports import PublishReport
 from syncline.sync.snapshot import Snapshot
 from syncline.sync.writer import VersionWriter, model_fingerprint
+from syncline.trace import Trace
 from syncline.version import HeldVersion, Kind, Manifest, PartEntry, TensorEntry
 
 Weights = WeightSource | Mapping[str, Any] | Iterable[tuple[str, Any]]
@@ -38,7 +39,9 @@ class Publisher:
         base: checkpoint (directory or file) that the engines have loaded. In an empty store it becomes
             version 1; else it must hold the weights of some version of the run, and saves reading
             them back from the store.
-        observe: told of every step, with bytes done, for progress bars.
+        observe: told of every step, with bytes done, for progress bars; steps of parts that are put come
+            from another thread.
+        trace: collects what ran when; see `syncline.Trace`.
         options: the fields of `PublisherOptions`.
 
     Cost: one copy of the weights in host memory (see `snapshot_dir`).
@@ -61,12 +64,14 @@ class Publisher:
         *,
         base: str | PathLike[str] | None = None,
         observe: Observe | None = None,
+        trace: Trace | None = None,
         **options: Any,
     ) -> None:
         check_kind("store", store, Store)
         self.options = PublisherOptions(**options)
         self._store = store
         self._observe = observe if observe is not None else ignore
+        self._trace = trace
         self._snapshot: Snapshot | None = None
         self._files: Mapping[str, bytes] = {}
         self._owner = Ownership(store, self._observe)
@@ -96,7 +101,7 @@ class Publisher:
 
         Cost: reads the weights and the snapshot once. Collective: no.
         """
-        phases = Phases()
+        phases = Phases(self._trace)
         source = as_source(weights)
         with phases("recover"):
             snapshot = self._recovered()

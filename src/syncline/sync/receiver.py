@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Literal
 
-from syncline import interchange
 from syncline.abc import Engine, Observe, Store, ignore
 from syncline.errors import BaseVersionError, ConfigError
 from syncline.sync.checks import adopt, check_kind, verify_engine
 from syncline.sync.follow import Follower
 from syncline.sync.followed import number_of
-from syncline.sync.history import History, read_head
+from syncline.sync.history import History
+from syncline.sync.layout import AUTO, CHOICES, foreign_layout
 from syncline.sync.phases import Phases
 from syncline.sync.pull import Pull
 from syncline.sync.reports import AppliedVersion
+from syncline.trace import Trace
 from syncline.types import Step
 from syncline.version import HeldVersion
 
@@ -29,7 +30,9 @@ class Receiver:
         verify: `changed` proves each changed tensor's fingerprint from the bits that stood in the engine
             and the bits that replace them, before the first one is written, and reads the changed
             places back afterwards: O(changes). `full` also reads every tensor again after `sync`.
-        observe: told of every step in `syncline.sync.pull.STEPS` and the bytes done, for progress bars.
+        observe: told of every step in `syncline.sync.pull.STEPS` and the bytes done, for progress bars;
+            steps of fetching come from another thread.
+        trace: collects what ran when; see `syncline.Trace`.
         layout: `syncline`, the name of a foreign layout (`syncline.interchange.NAMES`), or `auto`: what
             lies in the store.
 
@@ -51,10 +54,11 @@ class Receiver:
         *,
         verify: Verify = "changed",
         observe: Observe | None = None,
-        layout: str = "auto",
+        trace: Trace | None = None,
+        layout: str = AUTO,
     ) -> None:
-        if layout not in ("auto", interchange.SYNCLINE):
-            interchange.get(layout)
+        if layout not in CHOICES:
+            raise ConfigError(f"layout: expected one of {', '.join(CHOICES)}, found {layout!r}")
         if verify not in ("changed", "full"):
             raise ConfigError(f"verify: expected 'changed' or 'full', found {verify!r}")
         check_kind("store", store, Store)
@@ -63,6 +67,7 @@ class Receiver:
         self._engine = engine
         self._verify = verify
         self._observe = observe if observe is not None else ignore
+        self._trace = trace
         self._layout = layout
         self._follower: Follower | None = None
 
@@ -89,7 +94,7 @@ class Receiver:
         follower = self._foreign()
         if follower is not None:
             return follower.sync(version, repair=repair)
-        phases = Phases()
+        phases = Phases(self._trace)
         with phases("plan"):
             history = History.open(self._store)
             target = history.target(number_of(version))
@@ -120,17 +125,17 @@ class Receiver:
 
     def _foreign(self) -> Follower | None:
         """Return who follows the store if it is not in our own layout; a layout is found out once."""
-        if self._layout == "auto" and read_head(self._store) is None and self._store.list():
-            self._layout = interchange.recognise(self._store)
-        if self._layout in ("auto", interchange.SYNCLINE):
-            return None
         if self._follower is None:
+            layout = foreign_layout(self._store, self._layout)
+            if layout is None:
+                return None
             self._follower = Follower(
                 self._store,
-                interchange.get(self._layout),
+                layout,
                 self._engine,
                 verify=self._verify,
                 observe=self._observe,
+                trace=self._trace,
             )
         return self._follower
 
