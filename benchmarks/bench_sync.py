@@ -47,6 +47,8 @@ def shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
 class CaseSource(WeightSource):
     """The case's weights; `step` moves the given share of them by one ulp."""
 
+    is_stable = True
+
     def __init__(self, seed: int = 0) -> None:
         self._rng = np.random.default_rng(seed)
         self.weights: dict[str, tuple[TensorMeta, Bits]] = {}

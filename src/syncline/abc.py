@@ -233,10 +233,13 @@ class Interchange(ABC):
     Class attributes:
         name: what reports, the command line and `ForeignVersion.layout` call it.
         writes: `write` works; False where no released receiver of the layout exists.
+        is_concurrent: what `read` yields of several tensors may be drained at the same time, each on a
+            thread of its own.
     """
 
     name: ClassVar[str]
     writes: ClassVar[bool]
+    is_concurrent: ClassVar[bool] = False
 
     @abstractmethod
     def evidence(self, store: Store, keys: Sequence[str]) -> str | None:
@@ -268,7 +271,8 @@ class Interchange(ABC):
 
         Every length, count, position, name and digest is checked: no change lies outside its tensor, and
         an iterator that comes to its end has proved the tensor's digest, if there is one. So nothing may
-        be used before the last one has. Each iterator must be drained before the next tensor is asked for.
+        be used before the last one has. Each iterator must be drained before the next tensor is asked for,
+        unless the layout `is_concurrent`.
 
         Args:
             base: looks the bits at the base version up; None for a full version, whose tensors come as

@@ -155,8 +155,9 @@ class ForeignVersion:
         tensors: what it carries, sorted by name: all of the model in a full version, else the changed.
         missing: guarantees that the layout, or this directory, does not give; short sentences.
         objects: what belongs to it in the store, sorted by key, the index or manifest among them.
-        digest: SHA-256 over what is cheap to read of the objects (`interchange.evidence.digest`):
-            another digest under the same identity means that the version was rewritten.
+        digest: SHA-256 over what is cheap to read of the objects (index and headers, or what
+            `interchange.evidence.digest` takes): another digest under the same identity means that the
+            version was rewritten.
     """
 
     layout: str

@@ -101,8 +101,8 @@ def show_verdict(
         )
     if verdict.unproved:
         output.show_line(
-            f"not guaranteed: {len(verdict.unproved)} tensors that no version here carries, such as "
-            f"{verdict.unproved[0]}"
+            f"not guaranteed: tensors that no version here carries, {len(verdict.unproved)} in all, such "
+            f"as {verdict.unproved[0]}"
         )
     return not mismatches
 

@@ -90,7 +90,10 @@ def unpack(cursor: Cursor, names: Sequence[str]) -> list[Stream]:
 
 def _code(content: NDArray[np.uint8]) -> tuple[int, bytes]:
     raw = content.tobytes()
-    if content.size > 1 and not (content != content[0]).any():
+    # Only a stream that begins so can be constant; bytes compare faster than numpy counts.
+    if 1 < content.size == raw.count(raw[:1], 0, 64) + max(0, content.size - 64) and (
+        raw == raw[:1] * len(raw)
+    ):
         return CONSTANT, raw[:1]
     if content.size >= _LEAST_FOR_ZSTD_BYTES:
         frame = zstd.compress_noise(raw)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from syncline.abc import Store
 from syncline.errors import FormatError
 from syncline.format import names, strict_json
+from syncline.format.digest import sha256
 from syncline.format.table import tensor_meta
 from syncline.types import ObjectInfo, TensorMeta
 
@@ -31,10 +32,14 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A slot for every tensor of a file, in the order of the data, and the file's own metadata."""
+    """A slot for every tensor of a file, in the order of the data, and the file's own metadata.
+
+    `sha256` is that of the header's bytes, the length in front included.
+    """
 
     slots: Mapping[str, Slot]
     metadata: Mapping[str, str]
+    sha256: str
 
 
 def read(store: Store, info: ObjectInfo) -> Header:
@@ -65,7 +70,8 @@ def read(store: Store, info: ObjectInfo) -> Header:
     slots = [_slot(name, row, info.key, data_start) for name, row in document.items()]
     slots.sort(key=lambda slot: (slot.start, slot.stop))
     _check_tiled(slots, data_start, size_bytes, where)
-    return Header({slot.meta.name: slot for slot in slots}, metadata)
+    by_name = {slot.meta.name: slot for slot in slots}
+    return Header(by_name, metadata, sha256(start[:data_start]))
 
 
 def _check_tiled(slots: list[Slot], data_start: int, size_bytes: int, where: str) -> None:

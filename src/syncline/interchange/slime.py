@@ -35,6 +35,7 @@ class Slime(Interchange):
 
     name: ClassVar[str] = slime_directory.NAME
     writes: ClassVar[bool] = True
+    is_concurrent: ClassVar[bool] = True
 
     def evidence(self, store: Store, keys: Sequence[str]) -> str | None:
         """Return the first index of a delta; else of a full version in a directory `weight_v...`."""

@@ -29,12 +29,14 @@ __all__ = [
     "fingerprint_change",
     "gather",
     "join_planes",
+    "read_symbols",
     "read_words",
     "scatter",
     "seeds",
     "split_planes",
     "steps",
     "unsteps",
+    "write_symbols",
     "xor",
 ]
 
@@ -318,6 +320,57 @@ def unsteps(old: Bits, zigzag: Bits) -> Bits:
     """
     _check_pair(old, zigzag)
     return reference.unsteps(old, zigzag)
+
+
+def write_symbols(old: Bits, new: Bits, *, is_step: bool) -> tuple[int, NDArray[np.uint8], Bits]:
+    """Tell changed units from their base in symbols of a few bits (docs/reference/format.md section 6.5).
+
+    Args:
+        old, new: (k,) bits of the same width that differ everywhere.
+        is_step: tell the distance in steps, see `steps`; else the bits that differ.
+
+    Returns:
+        bits of a symbol (1, 4 or 8); symbols, packed; excess (m,), of those that a symbol cannot tell.
+
+    Raises:
+        LayoutError: widths or lengths differ.
+
+    Example:
+        >>> bits, symbols, excess = write_symbols(
+        ...     np.array([7, 7, 7], np.uint16), np.array([8, 6, 99], np.uint16), is_step=True
+        ... )
+        >>> bits, symbols.tolist(), excess.tolist()
+        (4, [1, 15], [168])
+    """
+    _check_pair(old, new)
+    told: tuple[int, NDArray[np.uint8], Bits] = _backend().write_symbols(old, new, is_step=is_step)
+    return told
+
+
+def read_symbols(
+    old: Bits, symbols: NDArray[np.uint8], bits: int, excess: Bits, *, is_step: bool
+) -> Bits:
+    """Return the new bits that `write_symbols` told; any input is either refused or gives new bits.
+
+    Raises:
+        LayoutError: an argument is not of the right type or length.
+        CodecError: these are not what `write_symbols` makes of so many changes.
+
+    Example:
+        >>> old, symbols = np.array([7, 7, 7], np.uint16), np.array([1, 15], np.uint8)
+        >>> read_symbols(old, symbols, 4, np.array([168], np.uint16), is_step=True).tolist()
+        [8, 6, 99]
+    """
+    _check_width(old, excess)
+    _check_bits(symbols)
+    if bits not in (1, 2, 4, 8) or symbols.dtype != np.uint8:
+        raise LayoutError(
+            f"symbols must be uint8 of 1, 2, 4 or 8 bits, not {symbols.dtype} of {bits}"
+        )
+    if symbols.size != -(-old.size * bits // 8):
+        raise LayoutError(f"{symbols.size} bytes do not hold {old.size} symbols of {bits} bits")
+    new: Bits = _backend().read_symbols(old, symbols, bits, excess, is_step=is_step)
+    return new
 
 
 def _check_bits(bits: Bits) -> None:

@@ -420,7 +420,7 @@ def test_a_store_of_no_layout(tmp_path):
         interchange.recognise(reader(tmp_path))
     with pytest.raises(FormatError, match="'notes.txt'"):
         Receiver(reader(tmp_path), MemoryEngine()).sync()
-    with pytest.raises(ConfigError, match="layout must be one of"):
+    with pytest.raises(ConfigError, match="layout: expected one of auto, syncline"):
         Receiver(reader(tmp_path), MemoryEngine(), layout="sticks")
 
 
