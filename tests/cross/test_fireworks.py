@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 from cross.test_real_packages import ENVIRONMENT, Weights, assert_engine, draw, other_side, step
 from syncline import MemoryEngine, Publisher, Receiver
 from syncline.stores import open_store
-from syncline.sync.convert import convert
+from syncline.sync.conversion import convert
 
 pytestmark = pytest.mark.skipif(
     not (ENVIRONMENT / ".made-from").exists(),

@@ -15,7 +15,7 @@ from syncline import MemoryEngine, MemoryStore, Publisher, Receiver, interchange
 from syncline.errors import SynclineError
 from syncline.interchange.inflating import Inflating
 from syncline.stores import FilesystemStore
-from syncline.sync.convert import convert
+from syncline.sync.conversion import convert
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "layouts"
 NAMES = sorted(path.name for path in GOLDEN.iterdir() if not path.name.endswith(".expected"))

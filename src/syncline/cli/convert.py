@@ -10,7 +10,7 @@ from syncline import interchange
 from syncline.cli import foreign, output
 from syncline.cli.options import json_option
 from syncline.stores import open_store
-from syncline.sync.convert import convert as convert_run
+from syncline.sync import convert as convert_run
 from syncline.sync.layout import AUTO, CHOICES
 
 _existing = click.Path(exists=True, path_type=Path)

@@ -86,7 +86,7 @@ def versions(store: Store, seen: Sequence[ForeignVersion]) -> list[ForeignVersio
         objects = tuple(directories[identity])
         previous = found[-1] if found else None
         version = known.get(objects)
-        if version is None or _is_by_name(version):
+        if version is None or (_BY_NAME in version.missing and version.base != _before(previous)):
             version = _describe(store, identity, objects, previous)
         found.append(version)
     by_identity = {version.identity: version for version in found}
@@ -152,7 +152,7 @@ def _describe(
     if is_full:
         missing = [_UNPROVED, _UNMARKED]
     elif base is None:
-        base = "the base checkpoint" if previous is None else previous.identity
+        base = _before(previous)
         missing += [_BY_NAME, _UNMARKED]
     return ForeignVersion(
         layout=NAME,
@@ -177,8 +177,8 @@ def _describe(
     )
 
 
-def _is_by_name(version: ForeignVersion) -> bool:
-    return _BY_NAME in version.missing
+def _before(previous: ForeignVersion | None) -> str:
+    return "the base checkpoint" if previous is None else previous.identity
 
 
 def _check_complete(version: ForeignVersion, base: ForeignVersion | None) -> None:

@@ -163,15 +163,15 @@ def _describe(
 
 
 def _carried(store: Store, info: ObjectInfo, encoding: str) -> list[ForeignTensor]:
-    opened = grail_codec.File(store.get(info.key), info.key)
-    if opened.version != grail_codec.VERSIONS[encoding]:
+    header = grail_codec.peek(store, info)
+    if header.version != grail_codec.VERSIONS[encoding]:
         raise FormatError(
             f"{info.key}: version must be {grail_codec.VERSIONS[encoding]}, as {DELTA_METADATA} says "
-            f"{encoding!r}, found {opened.version}"
+            f"{encoding!r}, found {header.version}"
         )
     return [
         ForeignTensor(block.meta.name, block.meta.dtype, block.meta.shape, block.nbytes)
-        for block in opened.blocks
+        for block in header.blocks
     ]
 
 

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from syncline.abc import Store
 from syncline.errors import CodecError, FormatError
 from syncline.format import names, strict_json, zstd
 from syncline.format.table import tensor_meta
-from syncline.types import Bits, TensorMeta, unsigned
+from syncline.types import Bits, ObjectInfo, TensorMeta, unsigned
 
 VERSIONS = {"sparse_codec_v2": 2, "sparse_codec_v3": 3, "sparse_codec_v3.1": 31}
 """The number in the header by the name in `delta_metadata.json`."""
@@ -24,6 +25,7 @@ _VALUE_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 _INDEX_DTYPES = {"uint8": "<u1", "uint16": "<u2", "int32": "<i4"}
 _MAX_HEADER_BYTES = 1 << 27
 _LENGTH_BYTES = 4
+_PREFIX_BYTES = 1 << 18
 _ALWAYS = (
     "name",
     "shape",
@@ -61,6 +63,39 @@ class Block:
         return self.count * sum(widths)
 
 
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What stands before the data: which codec, the blocks, and bytes up to the data."""
+
+    version: int
+    blocks: tuple[Block, ...]
+    size_bytes: int
+
+
+def peek(store: Store, info: ObjectInfo) -> Header:
+    """Return the header of a file without reading much more of it.
+
+    Raises:
+        CodecError: the file does not begin a zstd frame.
+        FormatError: the header is illegal, or the file ends before it does.
+    """
+    prefix_bytes = _PREFIX_BYTES
+    while True:
+        prefix = store.get(info.key, 0, prefix_bytes)
+        length = zstd.beginning(prefix, info.key, _LENGTH_BYTES)
+        header_bytes = int.from_bytes(length, "little")
+        _check_length(header_bytes, _MAX_HEADER_BYTES, info.key)
+        text = zstd.beginning(prefix, info.key, _LENGTH_BYTES + header_bytes)[_LENGTH_BYTES:]
+        if len(length) == _LENGTH_BYTES and len(text) == header_bytes:
+            return _header(text, info.key)
+        if len(prefix) >= info.size_bytes:
+            raise FormatError(
+                f"{info.key}: a header length of 4 bytes and {header_bytes} bytes of header must be there, "
+                f"found {len(length) + len(text)}: the file is cut short"
+            )
+        prefix_bytes *= 4
+
+
 class File:
     """An open file: its blocks, then their contents one by one, in order.
 
@@ -76,27 +111,16 @@ class File:
     """
 
     def __init__(self, frame: bytes, where: str) -> None:
-        self._where = where
         total_bytes = zstd.inspect(frame, where).content_bytes
+        if total_bytes < _LENGTH_BYTES:
+            raise FormatError(f"{where}: expected at least 4 bytes, found {total_bytes}")
         self._reader = zstd.Reader(frame, where, total_bytes)
-        header_bytes = int.from_bytes(self._read(_LENGTH_BYTES, total_bytes), "little")
-        left_bytes = total_bytes - _LENGTH_BYTES - header_bytes
-        if left_bytes < 0 or header_bytes > _MAX_HEADER_BYTES:
-            raise FormatError(
-                f"{where}: the header length must be at most "
-                f"{min(_MAX_HEADER_BYTES, total_bytes - _LENGTH_BYTES)}, found {header_bytes}"
-            )
-        text = self._read(header_bytes, header_bytes)
-        fields = strict_json.Fields(
-            strict_json.parse(text, where, limit_bytes=_MAX_HEADER_BYTES),
-            where,
-            ("version", "tensors"),
-        )
-        self.version = fields.integer("version")
-        if self.version not in VERSIONS.values():
-            fields.refuse("version", "2, 3 or 31")
-        self.blocks = _blocks(fields, self.version, where)
+        header_bytes = int.from_bytes(self._reader.read(_LENGTH_BYTES), "little")
+        _check_length(header_bytes, min(_MAX_HEADER_BYTES, total_bytes - _LENGTH_BYTES), where)
+        header = _header(self._read(header_bytes), where)
+        self.blocks = header.blocks
         described_bytes = sum(block.nbytes for block in self.blocks)
+        left_bytes = total_bytes - header.size_bytes
         if described_bytes != left_bytes:
             raise FormatError(
                 f"{where}: the header describes {described_bytes} bytes of positions and values, the frame "
@@ -111,17 +135,32 @@ class File:
                 positions = np.cumsum(rows)
             else:
                 positions = _flat(block, rows, self._array(block.count, block.columns))
-            raw = self._read(block.count * block.meta.unit_bytes, block.nbytes)
+            raw = self._read(block.count * block.meta.unit_bytes)
             yield block, positions, np.frombuffer(raw, unsigned(block.meta.unit_bytes))
 
     def _array(self, count: int, dtype: str) -> NDArray[np.int64]:
-        size_bytes = count * np.dtype(dtype).itemsize
-        return np.frombuffer(self._read(size_bytes, size_bytes), dtype).astype(np.int64)
+        return np.frombuffer(self._read(count * np.dtype(dtype).itemsize), dtype).astype(np.int64)
 
-    def _read(self, size_bytes: int, most_bytes: int) -> bytes:
-        if size_bytes > most_bytes:
-            raise FormatError(f"{self._where}: expected {size_bytes} bytes, found {most_bytes}")
+    def _read(self, size_bytes: int) -> bytes:
+        # Nothing is read where nothing is left: the frame's end has been proved with its last byte.
         return self._reader.read(size_bytes) if size_bytes else b""
+
+
+def _check_length(header_bytes: int, most_bytes: int, where: str) -> None:
+    if header_bytes > most_bytes:
+        raise FormatError(
+            f"{where}: the header length must be at most {most_bytes}, found {header_bytes}"
+        )
+
+
+def _header(text: bytes, where: str) -> Header:
+    fields = strict_json.Fields(
+        strict_json.parse(text, where, limit_bytes=_MAX_HEADER_BYTES), where, ("version", "tensors")
+    )
+    version = fields.integer("version")
+    if version not in VERSIONS.values():
+        fields.refuse("version", "2, 3 or 31")
+    return Header(version, tuple(_blocks(fields, version, where)), _LENGTH_BYTES + len(text))
 
 
 def _blocks(fields: strict_json.Fields, version: int, where: str) -> list[Block]:

@@ -274,12 +274,25 @@ def test_grail_header(case, name, edit, words):
 
 def test_grail_payload_that_is_not_one_frame(case):
     broken = case("grail-v2")
+    path = "checkpoint-130/DELTA/delta_sparse.bin.zst"
     relist(broken, b"\x28\xb5\x2f\xfd")
-    broken.refused(CodecError, "checkpoint-130/DELTA/delta_sparse.bin.zst")
+    broken.refused(FormatError, path, "found 0: the file is cut short")
+    relist(broken, b"garbage")
+    broken.refused(CodecError, path)
     relist(broken, zstandard.compress(b"\xff\xff\xff\xff"))
-    broken.refused(FormatError, "the header length must be at most 0, found 4294967295")
+    broken.refused(FormatError, path, "the header length must be at most", "found 4294967295")
     relist(broken, zstandard.compress(b"\x01"))
-    broken.refused(FormatError, "expected 4 bytes, found 1")
+    broken.refused(FormatError, path, "found 1: the file is cut short")
+    text = b'{"version":2,"tensors":[]}'
+    relist(broken, 2 * zstandard.compress(struct.pack("<I", len(text)) + text))
+    broken.refused(CodecError, path, "the zstd frame ends at offset")
+
+
+def test_grail_header_that_is_longer_than_what_is_read_first(tmp_path, monkeypatch):
+    from syncline.interchange import grail_codec
+
+    monkeypatch.setattr(grail_codec, "_PREFIX_BYTES", 8)
+    Case("grail-v3", tmp_path).read_all()
 
 
 def test_grail_bomb_is_refused_before_it_is_unpacked(case):

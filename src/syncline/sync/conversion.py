@@ -108,6 +108,16 @@ def convert(
 
     Cost: for every version one pass over the model and one over what was written. Disk: twice the weights;
     three times with `to="syncline"`. Memory: a window, and what the readers need for one payload.
+
+    Example:
+        >>> import numpy as np, syncline
+        >>> ours, theirs = syncline.MemoryStore(), syncline.MemoryStore()
+        >>> publisher = syncline.Publisher(ours)
+        >>> for value in (1.0, 2.0):
+        ...     _ = publisher.publish({"w": np.full(9, value, np.float32)})
+        >>> report = syncline.convert(ours, theirs, "slime")
+        >>> [(item.target, item.kind) for item in report.versions]
+        [('000001', 'full'), ('000002', 'delta')]
     """
     phases = Phases()
     found = foreign_layout(source, layout)

@@ -20,7 +20,7 @@ from syncline.errors import (
     VerifyError,
 )
 from syncline.stores import FilesystemStore
-from syncline.sync.convert import convert
+from syncline.sync.conversion import convert
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "layouts"
 SOURCES = sorted(path.name for path in GOLDEN.iterdir() if not path.name.endswith(".expected"))
