@@ -49,9 +49,9 @@ class DeltaWriter:
         self._base = base
         self._snapshot = snapshot
         self._encoding = options.encoding
-        self._checksum = options.checksum
         self._link_bytes_per_s = options.link_bytes_per_s
         self._density = density
+        self._checksum = options.checksum
         self._memory_bytes = options.memory_bytes
         self._phases = phases
         self._observe = observe

@@ -61,12 +61,12 @@ class PublisherOptions:
             raise ConfigError(
                 f"full_encoding: expected 'full' or 'planes', found {self.full_encoding!r}"
             )
-        self._check_layout()
         if self.link_bytes_per_s is not None and not 0 < self.link_bytes_per_s < math.inf:
             raise ConfigError(
                 "link_bytes_per_s: expected a positive number of bytes a second, found "
                 f"{self.link_bytes_per_s}"
             )
+        self._check_layout()
         for name in ("part_bytes", "memory_bytes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: expected at least 1, found {getattr(self, name)}")
