@@ -183,6 +183,8 @@ def test_a_base_without_the_tensor_is_a_clear_error(store, rng, layout, encoding
     [
         ForeignVersion("x", "1", "0", "delta", "no such encoding", "adler32"),
         ForeignVersion("x", "1", None, "full", "no such encoding", None),
+        ForeignVersion("x", "a/b", None, "full", "raw", None),
+        ForeignVersion("x", "", None, "full", "raw", None),
     ],
 )
 def test_settings_that_a_layout_lacks_are_refused_and_nothing_is_written(store, layout, version):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from os import PathLike
@@ -22,7 +23,10 @@ class PublisherOptions:
     """How a publisher works; every field has a default that suits a model of any size.
 
     Attributes:
-        encoding: of deltas: `auto` (the smallest, tensor by tensor) or a codec's name.
+        encoding: of deltas: `auto` or a codec's name. `auto` takes, tensor by tensor, the smallest; or with
+            `link_bytes_per_s` what is over soonest.
+        link_bytes_per_s: how fast one engine gets bytes from the trainer; coding is counted at the speed
+            of one core.
         full_encoding: of full versions: `full` (raw, a checkpoint that any loader opens) or `planes`
             (a third smaller).
         anchor_every: after so many deltas a full version with the same weights follows, so that an
@@ -38,6 +42,7 @@ class PublisherOptions:
     """
 
     encoding: str = "auto"
+    link_bytes_per_s: float | None = None
     full_encoding: str = "full"
     anchor_every: int | None = 100
     part_bytes: int = 4 << 30
@@ -55,6 +60,11 @@ class PublisherOptions:
         if not codecs.get(self.full_encoding).is_full:
             raise ConfigError(
                 f"full_encoding: expected 'full' or 'planes', found {self.full_encoding!r}"
+            )
+        if self.link_bytes_per_s is not None and not 0 < self.link_bytes_per_s < math.inf:
+            raise ConfigError(
+                "link_bytes_per_s: expected a positive number of bytes a second, found "
+                f"{self.link_bytes_per_s}"
             )
         self._check_layout()
         for name in ("part_bytes", "memory_bytes"):

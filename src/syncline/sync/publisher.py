@@ -24,6 +24,9 @@ from syncline.sync.writer import VersionWriter, model_fingerprint
 from syncline.trace import Trace
 from syncline.version import HeldVersion, Kind, Manifest, PartEntry, TensorEntry
 
+_FIRST_DENSITY = 0.01
+"""Share of the units that is expected to change before one step has shown it."""
+
 Weights = WeightSource | Mapping[str, Any] | Iterable[tuple[str, Any]]
 
 
@@ -76,6 +79,7 @@ class Publisher:
         self._files: Mapping[str, bytes] = {}
         self._owner = Ownership(store, self._observe)
         self._deltas = 0
+        self._density = _FIRST_DENSITY
         if base is not None:
             self._start_from(CheckpointSource(base))
 
@@ -168,6 +172,7 @@ class Publisher:
             snapshot.require_held().manifest,
             snapshot,
             options=self.options,
+            density=self._density,
             phases=phases,
             observe=self._observe,
         )
@@ -175,6 +180,7 @@ class Publisher:
         table = sorted(delta.entries.values(), key=lambda entry: entry.meta.name)
         report = self._commit(snapshot, "delta", delta.parts, [], table, phases)
         self._deltas += 1
+        self._density = report.density
         return report
 
     def _commit_full(
