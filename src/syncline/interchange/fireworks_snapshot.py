@@ -29,6 +29,7 @@ _DECIMAL = re.compile(r"0|[1-9][0-9]{0,9}")
 _NUMBERED = re.compile(r"model-([0-9]{5})-of-([0-9]{5})\.safetensors")
 _REQUEST_KEYS = ("previous_snapshot_identity", "compression_format", "checksum_format")
 _MAX_JSON_BYTES = 1 << 28
+_LOOKED_AT = 4
 _DIGITS = re.compile(r"([0-9]+)")
 
 _ADLER = "adler32 has 32 bits: it finds accidents, but not every one"
@@ -58,14 +59,18 @@ class Snapshot:
 
 
 def evidence(store: Store, keys: Sequence[str]) -> str | None:
-    """Return a key of a delta, arc_v3 included; the last directories are looked at first."""
+    """Return a key of a delta, arc_v3 included, among the last directories in order of name.
+
+    A run has few full checkpoints, and looking into every directory of a long run of others costs much.
+    """
     first: dict[str, str] = {}
     indexes = {key.partition("/")[0] for key in keys if key.endswith("/" + names.INDEX)}
     for key in keys:
         directory, _, name = key.partition("/")
         if name.endswith(names.PART_SUFFIX) and "/" not in name:
             first.setdefault(directory, key)
-    for directory, key in reversed(first.items()):
+    for directory in sorted(first, key=_natural)[-_LOOKED_AT:]:
+        key = first[directory]
         if store.get(key, 0, len(_ARC_V3)) == _ARC_V3:
             return key
         try:

@@ -181,6 +181,7 @@ class _Conversion:
         self._publisher: Publisher | None = None
         self._base: str | PathLike[str] | None = None
         self._encoding, self._checksum = "auto", ""
+        self._changed = 0
 
     def start_from(self, base: str | PathLike[str]) -> None:
         """Put the base checkpoint's weights into both copies."""
@@ -222,14 +223,15 @@ class _Conversion:
         with self._phases("read"):
             self._follow_source.sync(version.identity)
         with self._phases("write"):
-            changed = 0 if version.kind == "full" else self._changed()
             if self._publisher is not None:
                 source = _Held(self._ahead)
                 report = self._publisher.publish(source, full=version.kind == "full")
                 written, size_bytes = f"{report.version:06d}", report.payload_bytes
+                changed = report.changed if report.kind == "delta" else 0
             else:
+                self._changed = 0
                 at = self._write(version, names, before)
-                written, size_bytes = at.identity, at.payload_bytes
+                written, size_bytes, changed = at.identity, at.payload_bytes, self._changed
         with self._phases("verify"):
             self._follow_target.sync(written)
             self._check_same(version, written)
@@ -276,14 +278,9 @@ class _Conversion:
 
     def _windows(self, meta: TensorMeta) -> Iterator[Window]:
         for start, old, new in _pieces(meta, self._behind, self._ahead):
-            yield Window(start, new, *kernels.diff(old, new))
-
-    def _changed(self) -> int:
-        return sum(
-            window.offsets.size
-            for meta in self._ahead.tensors().values()
-            for window in self._windows(meta)
-        )
+            window = Window(start, new, *kernels.diff(old, new))
+            self._changed += window.offsets.size
+            yield window
 
     def _check_same(self, version: SourceVersion, written: str) -> None:
         found, wanted = self._behind.tensors(), self._ahead.tensors()

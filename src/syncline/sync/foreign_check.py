@@ -85,11 +85,8 @@ def verify_foreign(
             unproved.append(meta.name)
         done_bytes += meta.nbytes
         observe(Step("verify.tensor", done_bytes, sum(item.nbytes for item in metas.values())))
-    bare = {
-        name
-        for name, at in carriers.items()
-        if at.kind == "delta" and (at.checksum is None) and name in metas
-    } - problems.keys()
+    bare = {name for name, at in carriers.items() if at.kind == "delta" and at.checksum is None}
+    bare = (bare & metas.keys()) - problems.keys()
     if is_known and bare:
         problems |= _rebuilt_differences(store, layout, target, source, bare)
     else:

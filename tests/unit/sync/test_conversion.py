@@ -99,6 +99,30 @@ def test_names_become_numbers_for_readers_that_count(tmp_path):
     assert fireworks.versions[0].target == "step_000004"
 
 
+def test_names_that_do_not_count_stay_as_they_are(tmp_path):
+    root = tmp_path / "run"
+    for old, new in (("snap-8", "a"), ("snap-9", "b"), ("snap-10", "c"), ("snap-11", "d")):
+        shutil.copytree(GOLDEN / "fireworks-arc_v2" / old, root / new)
+    report = convert(FilesystemStore(root), MemoryStore(), "slime")
+    assert [item.target for item in report.versions] == ["a", "b", "c", "d"]
+    for old, new in (("a", "w-4"), ("b", "x-3"), ("c", "y-2"), ("d", "z-1")):
+        (root / old).rename(root / new)
+    report = convert(FilesystemStore(root), MemoryStore(), "slime")
+    assert [item.target for item in report.versions] == ["w-4", "x-3", "y-2", "z-1"]
+
+
+def test_two_layouts_in_one_place_are_told_apart_by_name(tmp_path):
+    root = tmp_path / "run"
+    shutil.copytree(GOLDEN / "trl-v1", root)
+    shutil.copytree(GOLDEN / "grail-v2", root, dirs_exist_ok=True)
+    with pytest.raises(
+        FormatError, match="mixes layouts: expected one, found trl by 'anchors/step"
+    ):
+        convert(FilesystemStore(root), MemoryStore(), "slime")
+    report = convert(FilesystemStore(root), MemoryStore(), "slime", layout="grail")
+    assert [item.target for item in report.versions] == ["000100", "000130", "000160", "000190"]
+
+
 def test_encoding_and_checksum_are_as_asked_for(tmp_path):
     source, target = FilesystemStore(GOLDEN / "fireworks-arc_v1"), MemoryStore()
     convert(source, target, "slime", encoding="overwrite", checksum="adler32")
