@@ -123,7 +123,10 @@ def read(store: Store, identity: str, objects: Iterable[ObjectInfo]) -> Snapshot
             slots[name] = slot
         if header.slots:
             kinds.add(_is_delta(header))
-        digests |= _digests(header, infos[part].key) if _is_delta(header) else {}
+        if _is_delta(header):
+            digests |= _digests(header, infos[part].key)
+        else:
+            _check_full(header, infos[part].key)
     if len(kinds) > 1:
         raise FormatError(
             f"{identity}: some files hold payloads with digests and some do not; expected a delta or a full "
@@ -233,11 +236,32 @@ def _check_numbers(identity: str, parts: Sequence[str]) -> None:
 
 def _is_delta(header: headers.Header) -> bool:
     return bool(header.slots) and all(
-        slot.meta.dtype == "U8"
-        and len(slot.meta.shape) == 1
-        and _DECIMAL.fullmatch(header.metadata.get(name, "")) is not None
+        _is_payload(slot) and _DECIMAL.fullmatch(header.metadata.get(name, "")) is not None
         for name, slot in header.slots.items()
     )
+
+
+def _check_full(header: headers.Header, where: str) -> None:
+    """Check that a file without all digests is one of weights, and no delta that lost some of them."""
+    for name in header.slots:
+        if name in header.metadata:
+            odd = next(
+                key for key in header.slots if not _DECIMAL.fullmatch(header.metadata.get(key, ""))
+            )
+            raise FormatError(
+                f"{where}: {names.METADATA}[{odd!r:.80}] must be the decimal adler32 of its new bytes, as "
+                f"{name!r:.80} has one, found {header.metadata.get(odd, 'nothing')!r:.80}",
+                tensor=odd,
+            )
+    if header.slots and all(_is_payload(slot) for slot in header.slots.values()):
+        raise FormatError(
+            f"{where}: every tensor is U8 with one dimension, as in a delta, but none has a digest in "
+            f"{names.METADATA}; expected a delta's digests, or weights"
+        )
+
+
+def _is_payload(slot: headers.Slot) -> bool:
+    return slot.meta.dtype == "U8" and len(slot.meta.shape) == 1
 
 
 def _digests(header: headers.Header, where: str) -> dict[str, str]:

@@ -141,6 +141,10 @@ class _Passing:
 
 
 def _check(version: ForeignVersion, files: Mapping[str, bytes]) -> None:
+    if "/" in version.identity or not version.identity:
+        raise ConfigError(
+            f"identity: in the fireworks layout it names a directory, found {version.identity!r}"
+        )
     allowed = "raw" if version.kind == "full" else ARC_V2
     if version.encoding != allowed:
         raise ConfigError(

@@ -537,13 +537,27 @@ def test_fireworks_tensor_that_is_missing_or_there_twice(case):
     ("text", "words"),
     [
         ("4294967296", "must be a decimal adler32 below 2**32"),
-        ("00000001", "some files hold payloads with digests and some do not"),
+        ("00000001", "must be the decimal adler32 of its new bytes"),
+        ("0x1", "found '0x1'"),
+        (None, "found 'nothing'"),
     ],
 )
 def test_fireworks_digests(case, text, words):
     broken = case("fireworks-arc_v2")
     broken.edit_tensors(ARC_PART, set_metadata(**{EMBED: text}))
     broken.refused(FormatError, words)
+
+
+def test_fireworks_delta_without_any_digest_is_not_taken_for_weights(case):
+    broken = case("fireworks-arc_v2")
+    broken.edit_tensors(ARC_PART, lambda header, data: header["__metadata__"].clear())
+    broken.refused(FormatError, ARC_PART, "every tensor is U8 with one dimension, as in a delta")
+
+
+def test_fireworks_delta_of_one_part_that_is_weights(case):
+    broken = case("fireworks-arc_v2")
+    shutil.copy(broken.root / ARC_PART.replace("snap-9", "snap-8"), broken.root / ARC_PART)
+    broken.refused(FormatError, "snap-9: some files hold payloads with digests and some do not")
 
 
 def test_fireworks_metadata_of_no_tensor(case):
