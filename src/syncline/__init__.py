@@ -12,7 +12,14 @@ from syncline.engines import CheckpointDir, MemoryEngine, TorchModule
 from syncline.errors import SynclineError, TornUpdateError
 from syncline.sources import CheckpointSource, MemorySource
 from syncline.stores import FilesystemStore, MemoryStore, open_store
-from syncline.sync import AppliedVersion, Publisher, PublishReport, Receiver
+from syncline.sync import (
+    AppliedVersion,
+    Publisher,
+    PublishReport,
+    Ranks,
+    Receiver,
+    ShardedPublisher,
+)
 from syncline.types import TensorMeta
 
 __version__ = "0.1.0"
@@ -28,7 +35,9 @@ __all__ = [
     "MemoryStore",
     "PublishReport",
     "Publisher",
+    "Ranks",
     "Receiver",
+    "ShardedPublisher",
     "SynclineError",
     "TensorMeta",
     "TorchModule",
