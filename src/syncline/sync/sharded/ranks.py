@@ -32,7 +32,7 @@ _RESULT, _NO_RESULT = b"R", b"N"
 _ANSWER, _FAILED, _UNKNOWN = b"A", b"F", b"U"
 _ANSWERS = (_ANSWER, _FAILED, _UNKNOWN)
 _ATTEMPT_BYTES = 8
-_LEADER_WAITS, _RANKS_WAIT = 2, 3
+_LEADER_WAITS, _RANKS_WAIT = 2, 4
 
 
 class Ranks:
@@ -42,7 +42,7 @@ class Ranks:
         rank: this process.
         channels: to every other rank, by its number; ranks count from 0 without a gap.
         timeout_s: the longest that one rank waits for another to read, encode and upload its share of a
-            version. The leader waits twice as long for a rank's result, ranks three times as long for the
+            version. The leader waits twice as long for a rank's result, ranks four times as long for the
             leader's, so that who waits for a missing rank itself is the first to say so.
 
     Example:
