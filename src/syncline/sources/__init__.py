@@ -13,8 +13,9 @@ from syncline.abc import WeightSource
 from syncline.errors import ConfigError
 from syncline.sources.checkpoint import CheckpointSource
 from syncline.sources.memory import MemorySource
+from syncline.sources.torch_shards import fsdp_layout, megatron_shards
 
-__all__ = ["CheckpointSource", "MemorySource", "as_source"]
+__all__ = ["CheckpointSource", "MemorySource", "as_source", "fsdp_layout", "megatron_shards"]
 
 
 def as_source(

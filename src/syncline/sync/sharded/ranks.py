@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from typing import Self
 
 from syncline import errors
@@ -31,6 +32,7 @@ _DATA, _FAULT = b"D", b"E"
 _RESULT, _NO_RESULT = b"R", b"N"
 _ANSWER, _FAILED, _UNKNOWN = b"A", b"F", b"U"
 _ANSWERS = (_ANSWER, _FAILED, _UNKNOWN)
+_HEARD = b"H"
 _ATTEMPT_BYTES = 8
 _LEADER_WAITS, _RANKS_WAIT = 2, 4
 
@@ -178,12 +180,15 @@ class Ranks:
             raise OutcomeUnknownError(
                 f"{error}; whether it committed, HEAD.json in the store says: restart all ranks"
             ) from error
+        if not self.is_leader:
+            with suppress(PeerLostError):  # it has answered, and may go
+                self._send(LEADER, _HEARD, b"")
         return self._body(LEADER, kind, body)
 
     def _lead(self, decide: Callable[[list[bytes]], bytes], on_failure: Callable[[], None]) -> None:
-        kind = _ANSWER
+        kind, present = _ANSWER, set[int]()
         try:
-            answer = decide(self._results())
+            answer = decide(self._results(present))
         except OutcomeUnknownError as error:
             kind, answer = _UNKNOWN, _told(error)
         except Exception as error:  # noqa: BLE001 - told to every rank, this one too, and raised there
@@ -193,23 +198,34 @@ class Ranks:
             self._answer_all(_UNKNOWN, _told(error))
             raise
         self._answer_all(kind, answer)
+        self._wait_until_heard(present)
+
+    def _wait_until_heard(self, present: set[int]) -> None:
+        """Wait for those who will: a leader that ended before would take its answer with it."""
+        deadline_s = time.monotonic() + self.timeout_s
+        for rank in sorted(present - {self.rank}):
+            with suppress(SynclineError):  # the step is over; the next one finds out who is gone
+                self._next(rank, "that it heard the answer", deadline_s, (_HEARD,))
 
     def _answer_all(self, kind: bytes, answer: bytes) -> None:
         for rank in range(self.size):
-            try:
+            with suppress(PeerLostError):  # who is gone needs no answer; the others do
                 self._send(rank, kind, answer)
-            except PeerLostError:
-                continue  # who is gone needs no answer; the others do
 
-    def _results(self) -> list[bytes]:
-        """Return what every rank's step gave, or raise what it failed with: causes before time-outs."""
+    def _results(self, present: set[int]) -> list[bytes]:
+        """Return what every rank's step gave, or raise what it failed with: causes before time-outs.
+
+        Ranks that say either are put into `present`.
+        """
         deadline_s = time.monotonic() + _LEADER_WAITS * self.timeout_s
         results: list[bytes] = []
         faults: list[SynclineError] = []
         for rank in range(self.size):
             try:
                 kinds = (_RESULT, _NO_RESULT)
-                results.append(self._body(rank, *self._next(rank, "its result", deadline_s, kinds)))
+                kind, body = self._next(rank, "its result", deadline_s, kinds)
+                present.add(rank)
+                results.append(self._body(rank, kind, body))
             except SynclineError as error:
                 faults.append(error)
         if faults:
@@ -219,10 +235,8 @@ class Ranks:
     def _tell(self, ranks: Collection[int], error: BaseException) -> None:
         messages = [(rank, _FAULT) for rank in sorted(ranks)]
         for rank, kind in [*messages, (LEADER, _NO_RESULT)]:
-            try:
+            with suppress(PeerLostError):  # the error itself is raised here, and reaches the others
                 self._send(rank, kind, _told(error))
-            except PeerLostError:
-                continue  # the error itself is raised here, and reaches the others
 
     def _send(self, to: int, kind: bytes, body: bytes) -> None:
         if to == self.rank:
