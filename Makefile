@@ -3,9 +3,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+ORACLES := .venv-oracles
 NATIVE := CMakeLists.txt $(shell find native -name '*.cc' -o -name '*.h')
 
-.PHONY: setup demo test test-long lint type test-native bench golden clean
+.PHONY: setup demo test oracles test-long lint type test-native bench golden clean
 
 setup: $(VENV)/.installed
 
@@ -33,7 +34,16 @@ test-native: setup
 test: lint type test-native
 	$(BIN)/pytest
 
-test-long: setup
+# Made anew when its list changes; what is in it must not meet what is in the other environment.
+$(ORACLES)/.installed: tests/oracles/requirements.txt
+	rm -rf $(ORACLES)
+	$(PYTHON) -m venv $(ORACLES)
+	$(ORACLES)/bin/python -m pip install --quiet -r $<
+	touch $@
+
+oracles: $(ORACLES)/.installed
+
+test-long: setup oracles
 	HYPOTHESIS_PROFILE=long $(BIN)/pytest -m "slow or not slow"
 
 bench: setup
@@ -43,4 +53,4 @@ golden: setup
 	$(BIN)/python scripts/make_golden.py
 
 clean:
-	rm -rf $(VENV) build demo-run .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(ORACLES) build demo-run .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -23,7 +23,7 @@ from syncline.layouts import Layout, MegatronMesh, check, match, megatron_layout
 from syncline.types import Bits
 
 ROOT = Path(__file__).resolve().parents[2]
-TORCHRUN = ROOT / ".venv-megatron" / "bin" / "torchrun"
+TORCHRUN = ROOT / ".venv-oracles" / "bin" / "torchrun"
 RANKS = ROOT / "tests" / "oracles" / "megatron_ranks.py"
 WAIT_S = 100
 
@@ -68,9 +68,7 @@ MOVES = {
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(
-        not TORCHRUN.exists(), reason="no .venv-megatron: make test-long sets megatron-core up"
-    ),
+    pytest.mark.skipif(not TORCHRUN.exists(), reason="no .venv-oracles: make test-long makes it"),
 ]
 
 

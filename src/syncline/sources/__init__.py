@@ -13,9 +13,17 @@ from syncline.abc import WeightSource
 from syncline.errors import ConfigError
 from syncline.sources.checkpoint import CheckpointSource
 from syncline.sources.memory import MemorySource
+from syncline.sources.merged_lora import merged_lora
 from syncline.sources.torch_shards import fsdp_layout, megatron_shards
 
-__all__ = ["CheckpointSource", "MemorySource", "as_source", "fsdp_layout", "megatron_shards"]
+__all__ = [
+    "CheckpointSource",
+    "MemorySource",
+    "as_source",
+    "fsdp_layout",
+    "megatron_shards",
+    "merged_lora",
+]
 
 
 def as_source(
