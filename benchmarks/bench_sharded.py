@@ -30,7 +30,9 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     sizes = parser.parse_args()
     rng = np.random.default_rng(1)
-    metas = [TensorMeta(f"layer.{i}", "BF16", (sizes.side, sizes.side)) for i in range(sizes.layers)]
+    metas = [
+        TensorMeta(f"layer.{i}", "BF16", (sizes.side, sizes.side)) for i in range(sizes.layers)
+    ]
     normal = (rng.standard_normal(sizes.side**2, np.float32) * 0.02).view(np.uint32) >> 16
     old = {meta.name: rng.permutation(normal).astype(np.uint16) for meta in metas}
     report: dict[str, Any] = {"ranks": RANKS, "model_bytes": sum(meta.nbytes for meta in metas)}

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-WAIT_S = 80
+WAIT_S = 300
 
 
 def use_cpu_instead_of_cuda() -> None:
@@ -42,8 +42,7 @@ def build(config: dict[str, Any], pp: int, ep: int, etp: int, tp: int) -> Any:
     from megatron.core import parallel_state
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
-    from megatron.core.transformer import MLATransformerConfig, TransformerConfig
-    from megatron.core.transformer.identity_op import IdentityOp
+    from megatron.core.transformer import TransformerConfig
 
     sizes = {
         "num_layers": config["num_hidden_layers"],
@@ -61,44 +60,17 @@ def build(config: dict[str, Any], pp: int, ep: int, etp: int, tp: int) -> Any:
         "use_cpu_initialization": True,
         "pipeline_dtype": torch.float32,
         "qk_layernorm": config["model_type"].startswith("qwen3"),
+        "num_query_groups": config["num_key_value_heads"],
+        "kv_channels": config.get("head_dim"),
     }
-    experts = config.get("num_experts", config.get("n_routed_experts"))
+    experts = config.get("num_experts", config.get("num_local_experts"))
     if experts:
         sizes |= {
             "num_moe_experts": experts,
-            "moe_ffn_hidden_size": config["moe_intermediate_size"],
-            "moe_layer_freq": [
-                int(i >= config.get("first_k_dense_replace", 0))
-                for i in range(config["num_hidden_layers"])
-            ],
+            "moe_ffn_hidden_size": config.get("moe_intermediate_size", config["intermediate_size"]),
         }
-    kind = TransformerConfig
-    if "kv_lora_rank" in config:
-        kind = MLATransformerConfig
-        sizes |= {
-            "multi_latent_attention": True,
-            "q_lora_rank": config["q_lora_rank"],
-            "kv_lora_rank": config["kv_lora_rank"],
-            "qk_head_dim": config["qk_nope_head_dim"],
-            "qk_pos_emb_head_dim": config["qk_rope_head_dim"],
-            "v_head_dim": config["v_head_dim"],
-            "qk_layernorm": True,
-            "rope_type": "rope",
-            "moe_shared_expert_intermediate_size": config["moe_intermediate_size"]
-            * config["n_shared_experts"],
-            "moe_router_enable_expert_bias": True,
-            "moe_router_score_function": "sigmoid",
-        }
-    else:
-        sizes |= {
-            "num_query_groups": config["num_key_value_heads"],
-            "kv_channels": config.get("head_dim"),
-        }
-    made = kind(**sizes)
+    made = TransformerConfig(**sizes)
     block = get_gpt_decoder_block_spec(made, use_transformer_engine=False)
-    for layer in block.layer_specs:
-        # It holds no weights, and the one without Transformer Engine cannot do latent attention.
-        layer.submodules.self_attention.submodules.core_attention = IdentityOp
     return GPTModel(
         config=made,
         transformer_layer_spec=block,

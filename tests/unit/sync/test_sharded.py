@@ -18,6 +18,7 @@ from syncline.errors import (
     ConfigError,
     CoverageError,
     LayoutError,
+    OutcomeUnknownError,
     PlanDisagreementError,
     StoreError,
     TransportTimeoutError,
@@ -409,3 +410,62 @@ def test_a_layout_with_a_gap_is_refused() -> None:
     layout = Layout(SMALL.catalog, (holed, *SMALL.placements[1:]))
     for error in publishers(MemoryStore(), layout):
         assert isinstance(error, CoverageError)
+
+
+class Forgetful(MemoryStore):
+    """Swaps HEAD and loses the answer; may then not say what HEAD is either."""
+
+    loses, is_mute = False, False
+
+    def compare_and_swap(self, key: str, expected: bytes | None, new: bytes) -> None:
+        super().compare_and_swap(key, expected, new)
+        if self.loses:
+            raise StoreError(f"swap {key}: connection reset")
+
+    def get(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
+        if self.is_mute and self.loses and key == "HEAD.json" and self._has_swapped():
+            raise StoreError(f"get {key}: connection refused")
+        return super().get(key, start, stop)
+
+    def _has_swapped(self) -> bool:
+        return b'"version":2' in self._objects["HEAD.json"]
+
+
+@pytest.mark.parametrize("is_mute", [False, True])
+def test_a_lost_answer_of_the_store_is_looked_up_or_said_to_be_unknown(is_mute: bool) -> None:
+    run = Run()
+    store = Forgetful()
+    store._objects = run.store._objects
+    for made in run.made:
+        made._store = store
+    leader = run.made[0]._leader
+    leader._store = leader._owner._store = store
+    store.loses, store.is_mute = True, is_mute
+    run.change()
+    found = run.publish()
+    run.assert_serves(2, run.tensors)
+    if not is_mute:
+        assert [report.version for report in all_well(found)] == [2] * 4
+        return
+    for error in (*found, *run.publish()):
+        assert isinstance(error, OutcomeUnknownError)
+        assert "new" in str(error)
+
+
+def test_without_a_leader_the_outcome_is_unknown_and_nothing_changes() -> None:
+    run = Run(timeout_s=0.3)
+    before = run.tensors
+    run.change()
+    found = on_all(
+        4, lambda r: None if r == 0 else run.made[r].publish(arrays(run.layout, run.shards, r))
+    )
+    for error in found[1:]:
+        assert isinstance(error, OutcomeUnknownError)
+        assert "rank 0 did not send what became of the step" in str(error)
+    engine = MemoryEngine()
+    assert Receiver(run.store, engine, verify="full").sync().version == 1
+    for name, (_, bits) in before.items():
+        np.testing.assert_array_equal(engine.view(name), bits)
+    # Parts may be left, which no reader looks at; the leader of new publishers first removes them.
+    publishers(run.store, run.layout)
+    assert {info.key.split("/")[0] for info in run.store.list("weight_v")} == {"weight_v000001"}
