@@ -40,7 +40,8 @@ class Planes(Codec):
         is_rotated = meta.dtype in _ROTATED
 
         def pack(window: Window) -> bytes:
-            return streams.pack(list(kernels.split_planes(window.new, rotated=is_rotated)))
+            planes = kernels.split_planes(window.new, rotated=is_rotated)
+            return streams.pack(list(planes), streams.compress_symbols)
 
         with blaming(meta, self.name):
             yield from encode_windows(int(is_rotated), meta, windows, pack)

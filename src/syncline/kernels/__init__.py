@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from syncline import config
-from syncline.errors import CodecError, ConfigError, LayoutError
+from syncline.errors import CodecError, LayoutError
 from syncline.kernels import reference
+from syncline.kernels.backend import is_native
 from syncline.kernels.checks import (
     check_axes,
     check_bits,
@@ -59,15 +58,7 @@ seeds = reference.seeds
 
 @cache
 def _backend() -> ModuleType:
-    forced = config.forced_kernels()
-    is_built = find_spec("syncline.kernels._native") is not None
-    if forced == "native" and not is_built:
-        raise ConfigError(
-            "SYNCLINE_KERNELS: native kernels are not built here; install the package"
-        )
-    if forced == "numpy" or not is_built:
-        return reference
-    return import_module("syncline.kernels.native")
+    return import_module("syncline.kernels.native") if is_native() else reference
 
 
 def diff(old: Bits, new: Bits, *, refresh: bool = False) -> tuple[NDArray[np.uint32], Bits, Bits]:
