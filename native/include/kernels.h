@@ -75,6 +75,22 @@ Outcome encode_gaps(const std::uint32_t* offsets, std::size_t count, unsigned lo
 Outcome decode_gaps(const unsigned char* low, unsigned low_bytes, const unsigned char* high, std::size_t high_size,
                     std::uint64_t limit, std::uint32_t* offsets, std::size_t count) noexcept;
 
+// How many bits a symbol has (1, 4 or 8), and how many values exceed what a symbol tells.
+struct SymbolCounts {
+  unsigned bits;
+  std::size_t escaped;
+};
+
+// docs/reference/format.md section 6.5. Every change differs from its base. `symbols` has room for a byte a change, `excess`
+// for a unit more than there are changes.
+SymbolCounts write_symbols(const unsigned char* old_bits, const unsigned char* new_bits, std::size_t count,
+                           unsigned unit_bytes, bool is_step, unsigned char* symbols, unsigned char* excess) noexcept;
+// False for symbols and excesses that `write_symbols` makes of nothing: another number of them, one that does not fit
+// into a unit, bits set after the last symbol. `bits` is 1, 2, 4 or 8, and the symbols are as many bytes as that takes.
+bool read_symbols(const unsigned char* old_bits, std::size_t count, unsigned unit_bytes, bool is_step,
+                  const unsigned char* symbols, unsigned bits, const unsigned char* excess, std::size_t escaped,
+                  unsigned char* new_bits) noexcept;
+
 // One axis of a block: `count` elements, so far apart on this side and on the other.
 struct Axis {
   std::uint64_t stride, count, other;

@@ -105,6 +105,32 @@ bool decode_gaps_(nb::handle low, unsigned low_bytes, nb::handle high, std::uint
              .status == Status::ok;
 }
 
+nb::tuple write_symbols_(nb::handle old_bits, nb::handle new_bits, unsigned unit_bytes, bool is_step,
+                         nb::handle symbols, nb::handle excess) {
+  const View olds(old_bits, false);
+  const View news(new_bits, false);
+  const View packed(symbols, true);
+  const View more(excess, true);
+  SymbolCounts counts;
+  {
+    const nb::gil_scoped_release unlocked;
+    counts = write_symbols(olds.bytes(), news.bytes(), olds.size_bytes() / unit_bytes, unit_bytes, is_step,
+                           packed.bytes(), more.bytes());
+  }
+  return nb::make_tuple(counts.bits, counts.escaped);
+}
+
+bool read_symbols_(nb::handle old_bits, unsigned unit_bytes, bool is_step, nb::handle symbols, unsigned bits,
+                   nb::handle excess, nb::handle new_bits) {
+  const View olds(old_bits, false);
+  const View packed(symbols, false);
+  const View more(excess, false);
+  const View news(new_bits, true);
+  const nb::gil_scoped_release unlocked;
+  return read_symbols(olds.bytes(), olds.size_bytes() / unit_bytes, unit_bytes, is_step, packed.bytes(), bits,
+                      more.bytes(), more.size_bytes() / unit_bytes, news.bytes());
+}
+
 void xor_(nb::handle a, nb::handle b, nb::handle out) {
   const View left(a, false);
   const View right(b, false);
@@ -184,6 +210,8 @@ NB_MODULE(_native, m) {
   m.def("fingerprint_change", &fingerprint_change_);
   m.def("encode_gaps", &encode_gaps_);
   m.def("decode_gaps", &decode_gaps_);
+  m.def("write_symbols", &write_symbols_);
+  m.def("read_symbols", &read_symbols_);
   m.def("split_planes", &split_planes_);
   m.def("join_planes", &join_planes_);
   m.def("map_positions", &map_positions_);

@@ -192,6 +192,38 @@ def test_fingerprint_notices_what_goes_wrong_in_practice(
         assert native.fingerprint(bits, 0, kernels.seeds("another name")) != good
 
 
+@given(
+    pair=pairs(), is_step=st.booleans(), reach=st.sampled_from([1, 2, 20, 2**62]), data=st.data()
+)
+def test_symbols(
+    pair: tuple[np.ndarray, np.ndarray], is_step: bool, reach: int, data: st.DataObject
+) -> None:
+    old, told = pair
+    values = told % min(reach, 256**old.itemsize - 1) + told.dtype.type(1)
+    new = reference.unsteps(old, values) if is_step else reference.xor(old, values)
+    mine = native.write_symbols(old, new, is_step=is_step)
+    wanted = reference.write_symbols(old, new, is_step=is_step)
+    assert mine[0] == wanted[0]
+    for left, right in zip(mine[1:], wanted[1:], strict=True):
+        np.testing.assert_array_equal(left, right, strict=True)
+    bits, symbols, excess = mine
+    np.testing.assert_array_equal(
+        native.read_symbols(old, symbols, bits, excess, is_step=is_step), new, strict=True
+    )
+    if symbols.size:
+        symbols[data.draw(st.integers(0, symbols.size - 1))] ^= data.draw(st.integers(1, 255))
+    bits = data.draw(st.sampled_from([bits, 1, 2, 4, 8]))
+    symbols = np.resize(symbols, -(-old.size * bits // 8))
+    excess = np.resize(excess, data.draw(st.integers(0, excess.size + 1)))
+    results = []
+    for read in (native.read_symbols, reference.read_symbols):
+        try:
+            results.append(read(old, symbols, bits, excess, is_step=is_step).tolist())
+        except CodecError as error:
+            results.append(str(error))
+    assert results[0] == results[1]
+
+
 @given(pair=pairs())
 def test_scatter_and_gather(pair: tuple[np.ndarray, np.ndarray]) -> None:
     old, new = pair

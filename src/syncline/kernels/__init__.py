@@ -31,6 +31,7 @@ from syncline.kernels.checks import (
     check_window,
     check_writable,
 )
+from syncline.kernels.values import read_symbols, steps, unsteps, write_symbols
 from syncline.types import Bits, Fingerprint
 
 __all__ = [
@@ -43,12 +44,14 @@ __all__ = [
     "gather",
     "join_planes",
     "map_positions",
+    "read_symbols",
     "read_words",
     "scatter",
     "seeds",
     "split_planes",
     "steps",
     "unsteps",
+    "write_symbols",
     "xor",
 ]
 
@@ -350,27 +353,3 @@ def join_planes(planes: Sequence[NDArray[np.uint8]], *, rotated: bool = False) -
             raise LayoutError(f"byte planes must be uint8, not {plane.dtype}")
     bits: Bits = _backend().join_planes(planes, rotated=rotated)
     return bits
-
-
-def steps(old: Bits, new: Bits) -> Bits:
-    """Return `new - old`, modulo the width, as a signed number in zigzag form: 0, -1, 1 -> 0, 1, 2.
-
-    Raises:
-        LayoutError: widths or lengths differ.
-
-    Example:
-        >>> steps(np.array([7, 7, 7], np.uint8), np.array([7, 6, 8], np.uint8)).tolist()
-        [0, 1, 2]
-    """
-    check_pair(old, new)
-    return reference.steps(old, new)
-
-
-def unsteps(old: Bits, zigzag: Bits) -> Bits:
-    """Undo `steps`: return the new bits.
-
-    Raises:
-        LayoutError: widths or lengths differ.
-    """
-    check_pair(old, zigzag)
-    return reference.unsteps(old, zigzag)

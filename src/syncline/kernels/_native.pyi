@@ -34,6 +34,25 @@ def fingerprint_change(
 ) -> tuple[int, int]: ...
 def encode_gaps(offsets: Array, low_bytes: int, low: Array, high: Array, /) -> int: ...
 def decode_gaps(low: Array, low_bytes: int, high: Array, limit: int, offsets: Array, /) -> bool: ...
+def write_symbols(
+    old_bits: Array,
+    new_bits: Array,
+    unit_bytes: int,
+    is_step: bool,
+    symbols: Array,
+    excess: Array,
+    /,
+) -> tuple[int, int]: ...
+def read_symbols(
+    old_bits: Array,
+    unit_bytes: int,
+    is_step: bool,
+    symbols: Array,
+    bits: int,
+    excess: Array,
+    new_bits: Array,
+    /,
+) -> bool: ...
 def xor(a: Array, b: Array, out: Array, /) -> None: ...
 def split_planes(units: Array, unit_bytes: int, rotated: bool, planes: Array, /) -> None: ...
 def join_planes(

@@ -153,6 +153,23 @@ def decode_gaps(low: U8, high: U8, count: int, limit: int) -> U32:
     return offsets
 
 
+def write_symbols(old: Bits, new: Bits, *, is_step: bool) -> tuple[int, U8, Bits]:
+    """See `reference.write_symbols`."""
+    symbols, excess = np.empty(old.size, np.uint8), np.empty(old.size + 1, old.dtype)
+    bits, escaped = _native.write_symbols(old, new, old.itemsize, is_step, symbols, excess)
+    symbols.resize(-(-old.size * bits // 8), refcheck=False)
+    excess.resize(escaped, refcheck=False)
+    return bits, symbols, excess
+
+
+def read_symbols(old: Bits, symbols: U8, bits: int, excess: Bits, *, is_step: bool) -> Bits:
+    """See `reference.read_symbols`."""
+    new = np.empty(old.size, old.dtype)
+    if not _native.read_symbols(old, old.itemsize, is_step, symbols, bits, excess, new):
+        return reference.read_symbols(old, symbols, bits, excess, is_step=is_step)
+    return new
+
+
 def _aligned(offsets: U32) -> U32:
     """Return the offsets where the kernels, which read units at any address, may read them too."""
     return offsets if offsets.flags.aligned else offsets.copy()

@@ -18,6 +18,7 @@ from syncline.types import Bits, Fingerprint, unsigned
 
 ROW_DIGITS = 1024
 ESCAPE = 255
+_TOLD_BY_4_BITS = 15
 _ROW_STRIDE = np.uint64(0xD1342543DE82EF95)
 _ROWS_AT_ONCE = 256
 _LOW_32 = np.uint64(0xFFFFFFFF)
@@ -130,6 +131,45 @@ def unsteps(old: Bits, zigzag: Bits) -> Bits:
     one = zigzag.dtype.type(1)
     moved: Bits = old + ((zigzag >> one) ^ (~(zigzag & one) + one))
     return moved
+
+
+def write_symbols(old: Bits, new: Bits, *, is_step: bool) -> tuple[int, U8, Bits]:
+    """Return bits of a symbol, packed symbols, and by how much values exceed what a symbol tells."""
+    values = (steps if is_step else xor)(old, new) - old.dtype.type(1)
+    if not (values > 1).any():
+        bits = 1
+    else:
+        bits = 4 if 2 * np.count_nonzero(values < _TOLD_BY_4_BITS) >= values.size else 8
+    escape = values.dtype.type((1 << bits) - 1)
+    symbols = np.minimum(values, escape).astype(np.uint8)
+    per_byte = 8 // bits
+    packed = np.zeros(-(-symbols.size // per_byte), np.uint8)
+    for slot in range(per_byte):
+        column = symbols[slot::per_byte]
+        packed[: column.size] |= column << np.uint8(bits * slot)
+    return bits, packed, values[values >= escape] - escape
+
+
+def read_symbols(old: Bits, symbols: U8, bits: int, excess: Bits, *, is_step: bool) -> Bits:
+    """Return the new bits that `write_symbols` told; any input is either refused or gives new bits."""
+    escape, per_byte = (1 << bits) - 1, 8 // bits
+    told = np.empty(symbols.size * per_byte, np.uint8)
+    for slot in range(per_byte):
+        told[slot::per_byte] = symbols >> np.uint8(bits * slot) & np.uint8(escape)
+    escaped = np.flatnonzero(told[: old.size] == escape)
+    if told[old.size :].any() or escaped.size != excess.size:
+        raise CodecError(
+            f"{excess.size} of {old.size} symbols must be {escape}, and bits after the "
+            f"last 0, found {escaped.size}"
+        )
+    # The largest value of a unit is all ones; one less is what symbol and excess may add up to.
+    most = (1 << (8 * old.itemsize)) - 2 - escape
+    if excess.size and int(excess.max()) > most:
+        raise CodecError(f"an excess must be at most {most}, found {excess.max()}")
+    values: Bits = told[: old.size].astype(old.dtype)
+    values[escaped] += excess
+    values += old.dtype.type(1)
+    return unsteps(old, values) if is_step else xor(old, values)
 
 
 def map_positions(

@@ -20,6 +20,7 @@ from syncline.kernels import (
     tight,
     tight_native,
     tight_reference,
+    values,
 )
 
 U16 = np.arange(8, dtype=np.uint16)
@@ -132,6 +133,7 @@ def test_check_ascending_names_the_first_bad_offset() -> None:
 def no_choice_yet() -> Iterator[None]:
     """Every door chooses anew, before and after the test."""
     doors = [backend.is_native, kernels._backend, tight._backend, literals._backend]
+    doors.append(values._backend)
     for door in doors:
         door.cache_clear()
     yield
