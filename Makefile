@@ -36,11 +36,13 @@ type: setup
 
 test-native: setup
 	scripts/test_native_sanitized.sh
+	scripts/test_native_fuzz.sh
 
 test: lint type test-native cross-env
 	$(BIN)/pytest
 
 test-long: setup cross-env
+	scripts/test_native_fuzz.sh 120
 	HYPOTHESIS_PROFILE=long $(BIN)/pytest -m "slow or not slow"
 
 bench: setup
