@@ -13,6 +13,7 @@ from syncline.errors import SynclineError, TornUpdateError
 from syncline.sources import CheckpointSource, MemorySource
 from syncline.stores import FilesystemStore, MemoryStore, open_store
 from syncline.sync import AppliedVersion, Publisher, PublishReport, Receiver
+from syncline.trace import Trace
 from syncline.types import TensorMeta
 
 __version__ = "0.1.0"
@@ -33,5 +34,6 @@ __all__ = [
     "TensorMeta",
     "TorchModule",
     "TornUpdateError",
+    "Trace",
     "open_store",
 ]

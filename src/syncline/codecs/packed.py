@@ -6,26 +6,18 @@ symbols of a few bits, several to a byte; the rare larger ones go to byte planes
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from syncline import kernels
-from syncline.abc import Buffer, Codec
 from syncline.codecs import streams
-from syncline.codecs.payload import (
-    Cursor,
-    blaming,
-    encode_windows,
-    placing,
-    read_header,
-    varint,
-)
+from syncline.codecs.payload import Cursor, placing, varint
 from syncline.codecs.prediction import STEP_BITS, place_bytes
-from syncline.errors import CodecError
-from syncline.types import WINDOW_UNITS, Bits, Changes, TensorMeta, Window, unsigned
+from syncline.codecs.windows import Unpack, WindowCodec
+from syncline.types import WINDOW_UNITS, Bits, Changes, TensorMeta, Window
 
 XOR, STEP = 0, 1
 """The transforms: how a new value is told from the base's."""
@@ -36,7 +28,7 @@ _ESCAPE_BYTE = 255
 _LEGAL_SYMBOL_BITS = (1, 2, 4, 8)
 
 
-class Packed(Codec):
+class Packed(WindowCodec):
     """Entropy-coded gaps and values; see `syncline.abc.Codec`.
 
     Args:
@@ -48,42 +40,56 @@ class Packed(Codec):
     needs_base: ClassVar[bool] = True
     is_idempotent: ClassVar[bool] = False
     is_full: ClassVar[bool] = False
+    flags: ClassVar[tuple[int, ...]] = (XOR, STEP)
 
     def __init__(self, transform: Literal["step", "xor"] = "step") -> None:
         self._transform = STEP if transform == "step" else XOR
 
-    def encode(self, meta: TensorMeta, windows: Iterable[Window]) -> Iterator[Buffer]:
-        """Yield the header, then one piece a window."""
-        with blaming(meta, self.name):
-            yield from encode_windows(self._transform, meta, windows, self._pack)
+    def flag(self, meta: TensorMeta) -> int:
+        """Return the transform."""
+        return self._transform
 
-    def _pack(self, window: Window) -> bytes:
+    def pack(self, meta: TensorMeta, window: Window) -> bytes:
+        """Return count, gaps and values of one window."""
         count = window.offsets.size
         if not count:
             return varint(0)
         low_bytes = choose_low_bytes(window.new.size, count)
         low, high = kernels.encode_gaps(window.offsets, low_bytes)
-        told = kernels.steps if self._transform == STEP else kernels.xor
-        symbol_bits, symbols, excess = _to_symbols(told(window.old_bits, window.new_bits))
+        symbol_bits, symbols, excess = kernels.write_symbols(
+            window.old_bits, window.new_bits, is_step=self._transform == STEP
+        )
         contents = [*low, high, symbols]
         if excess.size:
             contents += list(kernels.split_planes(excess))
         head = varint(count) + bytes((low_bytes, symbol_bits)) + varint(excess.size)
         return head + streams.pack(contents)
 
-    def decode(self, meta: TensorMeta, payload: Buffer, base: Bits) -> Iterator[Changes]:
-        """Yield the changes of every window that has any."""
-        with blaming(meta, self.name):
-            cursor = Cursor(payload)
-            transform, window_units = read_header(cursor, meta, (XOR, STEP))
-            for start in range(0, meta.unit_count, window_units):
-                units = min(window_units, meta.unit_count - start)
-                offsets, values = _unpack(cursor, units, meta.unit_bytes)
-                if offsets.size:
-                    old = kernels.gather(base[start : start + units], offsets)
-                    apply = kernels.unsteps if transform == STEP else kernels.xor
-                    yield Changes(start, offsets, apply(old, values))
-            cursor.end()
+    def locate(self, meta: TensorMeta, flag: int, cursor: Cursor, start: int, units: int) -> Unpack:
+        """Find the streams of the window at the cursor."""
+        count = cursor.varint("change count", 0, units)
+        if not count:
+            return _nothing
+        low_bytes = cursor.byte("low bytes", (0, 1, 2))
+        symbol_bits = cursor.byte("symbol bits", _LEGAL_SYMBOL_BITS)
+        escaped = cursor.varint("escaped count", 0, count)
+        names = [*(f"gap byte {index}" for index in range(low_bytes)), "gap", "symbol"]
+        if escaped:
+            names += [f"excess byte {index}" for index in range(meta.unit_bytes)]
+        found = streams.unpack(cursor, names)
+
+        def unpack(base: Bits) -> Changes:
+            offsets = _offsets(found[: low_bytes + 1], count, units)
+            told = found[low_bytes + 1 :]
+            symbols = told[0].content(-(-count * symbol_bits // 8))
+            planes = [stream.content(escaped) for stream in told[1:]]
+            excess = kernels.join_planes(planes) if planes else base[:0]
+            old = kernels.gather(base, offsets)
+            with placing(told[0].what):
+                new = kernels.read_symbols(old, symbols, symbol_bits, excess, is_step=flag == STEP)
+            return Changes(start, offsets, new)
+
+        return unpack
 
     def predict_bytes(self, meta: TensorMeta, changed: int) -> int:
         """Return about the size for optimizer steps that lie anywhere alike."""
@@ -103,48 +109,8 @@ def choose_low_bytes(units: int, count: int) -> int:
     return int(mean_gap > _ONE_LOW_BYTE_GAP) + int(mean_gap > _TWO_LOW_BYTES_GAP)
 
 
-def _to_symbols(values: Bits) -> tuple[int, NDArray[np.uint8], Bits]:
-    """Return symbol bits, packed symbols, and by how much escaped values exceed the escape."""
-    values = values - values.dtype.type(1)
-    symbol_bits = _choose_symbol_bits(values)
-    escape = values.dtype.type((1 << symbol_bits) - 1)
-    symbols = np.minimum(values, escape).astype(np.uint8)
-    excess = values[values >= escape] - escape
-    per_byte = 8 // symbol_bits
-    padded = np.zeros(-(-symbols.size // per_byte) * per_byte, np.uint8)
-    padded[: symbols.size] = symbols
-    shifted = padded.reshape(-1, per_byte) << _shifts(symbol_bits)
-    return symbol_bits, np.bitwise_or.reduce(shifted, axis=1), excess
-
-
-def _choose_symbol_bits(values: Bits) -> int:
-    if not (values > 1).any():
-        return 1
-    return 4 if 2 * np.count_nonzero(values < 15) >= values.size else 8
-
-
-def _shifts(symbol_bits: int) -> NDArray[np.uint8]:
-    return np.arange(0, 8, symbol_bits, dtype=np.uint8)
-
-
-def _unpack(cursor: Cursor, units: int, unit_bytes: int) -> tuple[NDArray[np.uint32], Bits]:
-    """Return offsets and values of the window at the cursor."""
-    count = cursor.varint("change count", 0, units)
-    if not count:
-        return np.empty(0, np.uint32), np.empty(0, unsigned(unit_bytes))
-    low_bytes = cursor.byte("low bytes", (0, 1, 2))
-    symbol_bits = cursor.byte("symbol bits", _LEGAL_SYMBOL_BITS)
-    escaped = cursor.varint("escaped count", 0, count)
-    names = [*(f"gap byte {index}" for index in range(low_bytes)), "gap", "symbol"]
-    if escaped:
-        names += [f"excess byte {index}" for index in range(unit_bytes)]
-    found = streams.unpack(cursor, names)
-    offsets = _offsets(found[: low_bytes + 1], count, units)
-    symbols = found[low_bytes + 1].content(-(-count * symbol_bits // 8))
-    planes = [stream.content(escaped) for stream in found[low_bytes + 2 :]]
-    excess = kernels.join_planes(np.stack(planes)) if planes else np.empty(0, unsigned(unit_bytes))
-    with placing(found[low_bytes + 1].what):
-        return offsets, _from_symbols(symbols, count, symbol_bits, excess)
+def _nothing(base: Bits) -> None:
+    """Decode a window without changes."""
 
 
 def _offsets(found: Sequence[streams.Stream], count: int, units: int) -> NDArray[np.uint32]:
@@ -157,28 +123,3 @@ def _offsets(found: Sequence[streams.Stream], count: int, units: int) -> NDArray
     high = found[-1].content_between(count, count + most_escapes)
     with placing(found[-1].what):
         return kernels.decode_gaps(low, high, count, units)
-
-
-def _from_symbols(packed: NDArray[np.uint8], count: int, symbol_bits: int, excess: Bits) -> Bits:
-    """Return the values that `_to_symbols` took apart.
-
-    Raises:
-        CodecError: bits beyond the last symbol, escapes that are not as many as there are excesses,
-            or a value that does not fit into the unit.
-    """
-    escape = (1 << symbol_bits) - 1
-    symbols = (packed[:, None] >> _shifts(symbol_bits) & np.uint8(escape)).reshape(-1)
-    is_escaped = symbols[:count] == escape
-    if symbols[count:].any() or np.count_nonzero(is_escaped) != excess.size:
-        raise CodecError(
-            f"{excess.size} of {count} symbols must be {escape}, and bits after the "
-            f"last 0, found {np.count_nonzero(is_escaped)}"
-        )
-    # The largest value of a unit is all ones; one less is what symbol and excess may add up to.
-    most = (1 << (8 * excess.dtype.itemsize)) - 2 - escape
-    if excess.size and int(excess.max()) > most:
-        raise CodecError(f"an excess must be at most {most}, found {excess.max()}")
-    values: Bits = symbols[:count].astype(excess.dtype)
-    values[is_escaped] += excess
-    values += excess.dtype.type(1)
-    return values

@@ -5,15 +5,12 @@ For BF16 and F32 units are first rotated left by one bit, so that the exponent f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
-import numpy as np
-
 from syncline import kernels
-from syncline.abc import Buffer, Codec
 from syncline.codecs import streams
-from syncline.codecs.payload import Cursor, blaming, encode_windows, read_header
+from syncline.codecs.payload import Cursor
+from syncline.codecs.windows import Unpack, WindowCodec
 from syncline.types import Bits, Span, TensorMeta, Window
 
 _ROTATED = frozenset({"BF16", "F32"})
@@ -29,45 +26,34 @@ _PREDICTED_RATIO = {
 }
 
 
-class Planes(Codec):
+class Planes(WindowCodec):
     """Byte planes through an entropy coder; see `syncline.abc.Codec`."""
 
     name: ClassVar[str] = "planes"
     needs_base: ClassVar[bool] = False
     is_idempotent: ClassVar[bool] = True
     is_full: ClassVar[bool] = True
+    flags: ClassVar[tuple[int, ...]] = (0, 1)
 
-    def encode(self, meta: TensorMeta, windows: Iterable[Window]) -> Iterator[Buffer]:
-        """Yield the header, then one piece a window."""
-        is_rotated = meta.dtype in _ROTATED
+    def flag(self, meta: TensorMeta) -> int:
+        """Return whether units are rotated."""
+        return int(meta.dtype in _ROTATED)
 
-        def pack(window: Window) -> bytes:
-            units = _rotate(window.new, 1) if is_rotated else window.new
-            return streams.pack(list(kernels.split_planes(units)))
+    def pack(self, meta: TensorMeta, window: Window) -> bytes:
+        """Return the planes of one window."""
+        rotated = bool(self.flag(meta))
+        return streams.pack(list(kernels.split_planes(window.new, rotated=rotated)))
 
-        with blaming(meta, self.name):
-            yield from encode_windows(int(is_rotated), meta, windows, pack)
+    def locate(self, meta: TensorMeta, flag: int, cursor: Cursor, start: int, units: int) -> Unpack:
+        """Find the planes of the window at the cursor."""
+        found = streams.unpack(cursor, [f"plane {index}" for index in range(meta.unit_bytes)])
 
-    def decode(self, meta: TensorMeta, payload: Buffer, base: Bits) -> Iterator[Span]:
-        """Yield one span a window."""
-        names = [f"plane {index}" for index in range(meta.unit_bytes)]
-        with blaming(meta, self.name):
-            cursor = Cursor(payload)
-            is_rotated, window_units = read_header(cursor, meta, (0, 1))
-            for start in range(0, meta.unit_count, window_units):
-                units = min(window_units, meta.unit_count - start)
-                planes = [stream.content(units) for stream in streams.unpack(cursor, names)]
-                bits = kernels.join_planes(np.stack(planes))
-                yield Span(start, _rotate(bits, -1) if is_rotated else bits)
-            cursor.end()
+        def unpack(_: Bits) -> Span:
+            planes = [stream.content(units) for stream in found]
+            return Span(start, kernels.join_planes(planes, rotated=bool(flag)))
+
+        return unpack
 
     def predict_bytes(self, meta: TensorMeta, changed: int) -> int:
         """Return about the size for normally distributed weights, whatever has changed."""
         return int(meta.nbytes * _PREDICTED_RATIO.get(meta.dtype, 1.0))
-
-
-def _rotate(bits: Bits, by: int) -> Bits:
-    """Return every unit rotated left by `by` bits; negative: right."""
-    width = 8 * bits.dtype.itemsize
-    left = by % width
-    return (bits << left) | (bits >> (width - left))

@@ -6,23 +6,16 @@ ulp costs its sign and its share of the gaps between larger ones. Decoding needs
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from syncline import kernels
-from syncline.abc import Buffer, Codec
 from syncline.codecs import exponents
-from syncline.codecs.payload import (
-    Cursor,
-    blaming,
-    encode_windows,
-    read_header,
-    varint,
-)
+from syncline.codecs.payload import Cursor, varint
 from syncline.codecs.prediction import STEP_BITS, place_bytes
+from syncline.codecs.windows import Unpack, WindowCodec
 from syncline.errors import CodecError
 from syncline.kernels import tight as lists
 from syncline.kernels.tight import ClassEntry, Classes, Ranked
@@ -33,13 +26,12 @@ _OTHERS_MARKED = 0x80
 # Of steps of 64 bits; those of other units stay below by themselves.
 _MAX_EXCESS_BITS = 62
 _LEGAL_CODES = (*range(MAX_GAP_BITS + 1), *range(_OTHERS_MARKED, _OTHERS_MARKED + MAX_GAP_BITS + 1))
-_FLAG = 0
 _MAX_WINDOW_BYTES = (1 << 64) - 1
 
 U32 = NDArray[np.uint32]
 
 
-class Tight(Codec):
+class Tight(WindowCodec):
     """Changes by exponent class; see `syncline.abc.Codec`."""
 
     name: ClassVar[str] = "tight"
@@ -47,27 +39,21 @@ class Tight(Codec):
     is_idempotent: ClassVar[bool] = False
     is_full: ClassVar[bool] = False
 
-    def encode(self, meta: TensorMeta, windows: Iterable[Window]) -> Iterator[Buffer]:
-        """Yield the header, then one piece a window."""
+    def pack(self, meta: TensorMeta, window: Window) -> bytes:
+        """Return length and lists of one window."""
+        body = _pack(meta, window) if window.offsets.size else b""
+        return varint(len(body)) + body
 
-        def pack(window: Window) -> bytes:
-            body = _pack(meta, window) if window.offsets.size else b""
-            return varint(len(body)) + body
+    def locate(self, meta: TensorMeta, flag: int, cursor: Cursor, start: int, units: int) -> Unpack:
+        """Take the bytes of the window at the cursor."""
+        size_bytes = cursor.varint("window bytes", 0, _MAX_WINDOW_BYTES)
+        at = cursor.offset
+        content = cursor.take(size_bytes, "window")
 
-        with blaming(meta, self.name):
-            yield from encode_windows(_FLAG, meta, windows, pack)
+        def unpack(base: Bits) -> Changes | None:
+            return _unpack(meta, Cursor(content, at), start, base) if content else None
 
-    def decode(self, meta: TensorMeta, payload: Buffer, base: Bits) -> Iterator[Changes]:
-        """Yield the changes of every window that has any."""
-        with blaming(meta, self.name):
-            cursor = Cursor(payload)
-            _, window_units = read_header(cursor, meta, (_FLAG,))
-            for start in range(0, meta.unit_count, window_units):
-                stop = min(start + window_units, meta.unit_count)
-                size_bytes = cursor.varint("window bytes", 0, _MAX_WINDOW_BYTES)
-                if size_bytes:
-                    yield _unpack(meta, cursor, size_bytes, start, base[start:stop])
-            cursor.end()
+        return unpack
 
     def predict_bytes(self, meta: TensorMeta, changed: int) -> int:
         """Return about the size for optimizer steps that lie anywhere alike.
@@ -167,22 +153,17 @@ def _entry_bytes(entry: ClassEntry) -> bytes:
     return out
 
 
-def _unpack(meta: TensorMeta, cursor: Cursor, size_bytes: int, start: int, base: Bits) -> Changes:
-    """Return the changes of the window at the cursor."""
-    at = cursor.offset
+def _unpack(meta: TensorMeta, cursor: Cursor, start: int, base: Bits) -> Changes:
+    """Return the changes of the window that is all that the cursor has left."""
+    at, size_bytes = cursor.offset, cursor.left_bytes
     count = cursor.byte("class count", range(1, lists.MAX_CLASSES + 1))
     shift, mask = exponents.field(meta)
     classes = Classes(shift, mask, cursor.varint("lowest exponent", 0, mask), count)
     entries = [_entry(cursor, base.size, 8 * meta.unit_bytes) for _ in range(count)]
     unary = cursor.take(cursor.varint("unary bytes", 0, size_bytes), "unary bits")
-    fields_bytes = at + size_bytes - cursor.offset
-    changes = sum(entry.changes for entry in entries)
-    if fields_bytes < 0 or not changes:
-        raise CodecError(
-            f"byte {at}: a window of {size_bytes} bytes must have changes and end there, found "
-            f"{changes} changes, and field bits from byte {cursor.offset} on"
-        )
-    fields = cursor.take(fields_bytes, "field bits")
+    if not any(entry.changes for entry in entries):
+        raise CodecError(f"byte {at}: a window of {size_bytes} bytes must have changes, found none")
+    fields = cursor.take(cursor.left_bytes, "field bits")
     try:
         marks, zigzag = lists.read_lists(
             entries,

@@ -40,6 +40,8 @@ class MemorySource(WeightSource):
         self._tensors = tensors
         self._files = files
         self._is_spent = False
+        # A generator may fill one tensor again and again; what a collection holds stays there.
+        self.is_stable = not isinstance(tensors, Iterator)
 
     def tensors(self) -> Iterator[tuple[TensorMeta, Bits]]:
         """Yield each tensor once; see `WeightSource.tensors`.

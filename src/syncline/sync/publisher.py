@@ -21,7 +21,11 @@ from syncline.sync.receiver import Receiver
 from syncline.sync.reports import PublishReport
 from syncline.sync.snapshot import Snapshot
 from syncline.sync.writer import VersionWriter, model_fingerprint
+from syncline.trace import Trace
 from syncline.version import HeldVersion, Kind, Manifest, PartEntry, TensorEntry
+
+_FIRST_DENSITY = 0.01
+"""Share of the units that is expected to change before one step has shown it."""
 
 Weights = WeightSource | Mapping[str, Any] | Iterable[tuple[str, Any]]
 
@@ -38,7 +42,9 @@ class Publisher:
         base: checkpoint (directory or file) that the engines have loaded. In an empty store it becomes
             version 1; else it must hold the weights of some version of the run, and saves reading
             them back from the store.
-        observe: told of every step, with bytes done, for progress bars.
+        observe: told of every step, with bytes done, for progress bars; steps of parts that are put come
+            from another thread.
+        trace: collects what ran when; see `syncline.Trace`.
         options: the fields of `PublisherOptions`.
 
     Cost: one copy of the weights in host memory (see `snapshot_dir`).
@@ -61,16 +67,19 @@ class Publisher:
         *,
         base: str | PathLike[str] | None = None,
         observe: Observe | None = None,
+        trace: Trace | None = None,
         **options: Any,
     ) -> None:
         check_kind("store", store, Store)
         self.options = PublisherOptions(**options)
         self._store = store
         self._observe = observe if observe is not None else ignore
+        self._trace = trace
         self._snapshot: Snapshot | None = None
         self._files: Mapping[str, bytes] = {}
         self._owner = Ownership(store, self._observe)
         self._deltas = 0
+        self._density = _FIRST_DENSITY
         if base is not None:
             self._start_from(CheckpointSource(base))
 
@@ -96,7 +105,7 @@ class Publisher:
 
         Cost: reads the weights and the snapshot once. Collective: no.
         """
-        phases = Phases()
+        phases = Phases(self._trace)
         source = as_source(weights)
         with phases("recover"):
             snapshot = self._recovered()
@@ -163,6 +172,7 @@ class Publisher:
             snapshot.require_held().manifest,
             snapshot,
             options=self.options,
+            density=self._density,
             phases=phases,
             observe=self._observe,
         )
@@ -170,11 +180,13 @@ class Publisher:
         table = sorted(delta.entries.values(), key=lambda entry: entry.meta.name)
         report = self._commit(snapshot, "delta", delta.parts, [], table, phases)
         self._deltas += 1
+        self._density = report.density
         return report
 
     def _commit_full(
         self, snapshot: Snapshot, table: Mapping[str, TensorEntry], phases: Phases
     ) -> PublishReport:
+        self.options.check(entry.meta for entry in table.values())
         full = FullWriter(self._writer(phases), snapshot, options=self.options, phases=phases)
         parts, files, entries = full.write(table, self._files)
         report = self._commit(snapshot, "full", parts, files, entries, phases)
@@ -211,7 +223,7 @@ class Publisher:
             fingerprint=model_fingerprint(table),
         )
         with phases("commit"):
-            version = self._writer(phases).finish(manifest)
+            version = self._writer(phases).finish(manifest, self.options.checksum)
             self._owner.commit(version)
         snapshot.apply((), version)
         return report_of(version)

@@ -13,8 +13,9 @@ import numpy as np
 from syncline.abc import WeightSource
 from syncline.engines.memory import MemoryEngine
 from syncline.errors import BaseVersionError, LayoutError, StoreError
-from syncline.sync.checks import check_complete, check_tensor, fingerprint_all
+from syncline.sync.checks import check_complete, check_tensor
 from syncline.sync.detect import Difference
+from syncline.sync.fingerprints import fingerprints
 from syncline.sync.phases import Phases
 from syncline.types import Bits, TensorMeta, unsigned
 from syncline.version import HeldVersion, TensorEntry
@@ -39,12 +40,11 @@ class Snapshot(MemoryEngine):
             LayoutError: a name comes twice, or no tensor comes at all.
         """
         for meta, bits in source.tensors():
-            copy = self.add(meta)
-            np.copyto(copy, bits)
-            fingerprint = fingerprint_all(meta, copy)
-            self._filled[meta.name] = TensorEntry(meta, fingerprint, None, None, None)
-        if not self._filled:
+            np.copyto(self.add(meta), bits)
+        if not self.tensors():
             raise LayoutError("the source has no tensors; expected every tensor of the model")
+        for meta, fingerprint in fingerprints(self.tensors().values(), self.bits):
+            self._filled[meta.name] = TensorEntry(meta, fingerprint, None, None, None)
         return source.files()
 
     def refresh(self, source: WeightSource, phases: Phases) -> Mapping[str, TensorEntry]:

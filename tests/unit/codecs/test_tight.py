@@ -182,8 +182,14 @@ def test_a_payload_made_by_hand_is_legal() -> None:
             payload_of([FIRST, SECOND], b"\x54", b"\6", size=13),
             "field bits: 6 bits must fill 0 byt",
         ),
-        (payload_of([FIRST, SECOND], b"\x54", b"\6", size=11), "byte 5: a window of 11 bytes must"),
-        (payload_of([FIRST, SECOND], b"\x54", b"\6", size=15), "field bits needs 2 bytes, found 1"),
+        (
+            payload_of([FIRST, SECOND], b"\x54", b"\6", size=11),
+            "byte 16: unary bytes needs 1 bytes, found 0",
+        ),
+        (
+            payload_of([FIRST, SECOND], b"\x54", b"\6", size=15),
+            "byte 5: window needs 15 bytes, found 14: damaged",
+        ),
         (
             payload_of([b"\5\0\0"] * 2, b"\0", b"\0"),
             "byte 5: at most 8 marks or changes may be ann",
