@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 CROSS := .venvs/cross
 NATIVE := CMakeLists.txt $(shell find native -name '*.cc' -o -name '*.h')
 
-.PHONY: setup cross-env demo test test-long lint type test-native bench golden clean
+.PHONY: setup cross-env demo test test-long test-gpu lint type test-native bench golden clean
 
 setup: $(VENV)/.installed
 
@@ -43,7 +43,11 @@ test: lint type test-native cross-env
 
 test-long: setup cross-env
 	scripts/test_native_fuzz.sh 120
-	HYPOTHESIS_PROFILE=long $(BIN)/pytest -m "slow or not slow"
+	HYPOTHESIS_PROFILE=long $(BIN)/pytest -m "not gpu"
+
+test-gpu: setup
+	$(BIN)/pytest -m gpu
+	$(BIN)/python benchmarks/gpu.py
 
 bench: setup
 	$(BIN)/syncline bench

@@ -10,7 +10,7 @@ receiver.sync()                                      # in the engine
 from syncline.channels import MemoryChannel
 from syncline.engines import CheckpointDir, MemoryEngine, TorchModule
 from syncline.errors import SynclineError, TornUpdateError
-from syncline.sources import CheckpointSource, MemorySource
+from syncline.sources import CheckpointSource, MemorySource, watch
 from syncline.stores import FilesystemStore, MemoryStore, open_store
 from syncline.sync import AppliedVersion, Publisher, PublishReport, Receiver
 from syncline.trace import Trace
@@ -36,4 +36,5 @@ __all__ = [
     "TornUpdateError",
     "Trace",
     "open_store",
+    "watch",
 ]

@@ -26,17 +26,18 @@ def dump(manifest: Manifest, checksum: str = CHECKSUM) -> bytes:
     Args:
         checksum: of the digests in the parts, where there are any.
     """
+    is_checkpoint = _is_checkpoint(manifest)
+    is_interchange = manifest.kind == "delta" and manifest.encoding in INTERCHANGE_ENCODINGS
     weight_map = {
         entry.meta.name: manifest.parts[entry.part].path
         for entry in manifest.tensors
-        if entry.part is not None
+        if entry.part is not None and (is_checkpoint or is_interchange)
     }
-    if _is_checkpoint(manifest):
+    if is_checkpoint:
         return dump_full(weight_map, manifest.model_bytes)
     base = manifest.base_version
-    is_interchange = manifest.kind == "delta" and manifest.encoding in INTERCHANGE_ENCODINGS
     return dump_delta(
-        weight_map if is_interchange else {},
+        weight_map,
         version=f"{manifest.version:06d}",
         base_version="" if base is None else f"{base:06d}",
         encoding=manifest.encoding if is_interchange else "syncline",

@@ -3,6 +3,9 @@
 Bits are flat, C-contiguous unsigned arrays of 1, 2, 4 or 8 bytes a unit and may be unaligned views; they
 are compared and copied as integers. The native kernels are used where they are built, else the numpy
 reference, with the same results bit for bit. Nothing here starts threads or keeps state.
+
+`diff`, `scatter`, `gather`, `fingerprint` and `fingerprint_change` also take bits and offsets in GPU memory,
+as torch tensors, and give results there; `syncline.kernels.gpu` says what is different.
 """
 
 from __future__ import annotations
@@ -72,6 +75,14 @@ def _backend() -> ModuleType:
     return import_module("syncline.kernels.native")
 
 
+def _gpu() -> ModuleType:
+    if find_spec("triton") is None:
+        raise ConfigError(
+            "weights in GPU memory need triton, which is not installed: install syncline[gpu]"
+        )
+    return import_module("syncline.kernels.gpu")
+
+
 def diff(old: Bits, new: Bits, *, refresh: bool = False) -> tuple[NDArray[np.uint32], Bits, Bits]:
     """Find where two arrays differ, in one pass; with `refresh`, also make `old` equal `new`.
 
@@ -91,6 +102,8 @@ def diff(old: Bits, new: Bits, *, refresh: bool = False) -> tuple[NDArray[np.uin
         >>> [part.tolist() for part in diff(old, new)]
         [[1], [6], [9]]
     """
+    if not isinstance(old, np.ndarray):
+        return _gpu().diff(old, new, refresh=refresh)
     check_pair(old, new)
     check_window(old.size)
     if refresh:
@@ -106,6 +119,9 @@ def scatter(target: Bits, offsets: NDArray[np.uint32], bits: Bits) -> None:
         LayoutError: widths or lengths do not fit, or `target` is read-only.
         CodecError: an offset is not below the length of `target`; names the first.
     """
+    if not isinstance(target, np.ndarray):
+        _gpu().scatter(target, offsets, bits)
+        return
     check_changes(offsets, bits)
     check_width(target, bits)
     check_writable(target)
@@ -119,6 +135,8 @@ def gather(source: Bits, offsets: NDArray[np.uint32]) -> Bits:
         LayoutError: an argument is not of the right type.
         CodecError: an offset is not below the length of `source`; names the first.
     """
+    if not isinstance(source, np.ndarray):
+        return _gpu().gather(source, offsets)
     check_bits(source)
     check_offsets(offsets)
     bits: Bits = _backend().gather(source, offsets)
@@ -179,6 +197,8 @@ def fingerprint(bits: Bits, start: int, seeds: tuple[int, int]) -> Fingerprint:
         >>> parts == fingerprint(bits, 0, keys)
         True
     """
+    if not isinstance(bits, np.ndarray):
+        return _gpu().fingerprint(bits, start, seeds)
     check_bits(bits)
     check_start(start)
     total: Fingerprint = _backend().fingerprint(bits, start, seeds)
@@ -213,6 +233,8 @@ def fingerprint_change(
         >>> fingerprint(old, 0, keys) + change == fingerprint(new, 0, keys)
         True
     """
+    if not isinstance(old_bits, np.ndarray):
+        return _gpu().fingerprint_change(start, offsets, old_bits, new_bits, seeds)
     check_pair(old_bits, new_bits)
     check_changes(offsets, new_bits)
     check_start(start)

@@ -1,4 +1,4 @@
-"""Where a publisher's weights come from: memory, or a checkpoint on disk.
+"""Where a publisher's weights come from: memory, a checkpoint on disk, or memory whose writes are seen.
 
 A source yields canonical tensors as bits, each once, in views that stay unchanged until the next is asked
 for. It never converts a value and never leaves a tensor out.
@@ -12,9 +12,11 @@ from typing import Any
 from syncline.abc import WeightSource
 from syncline.errors import ConfigError
 from syncline.sources.checkpoint import CheckpointSource
+from syncline.sources.hook import watch
 from syncline.sources.memory import MemorySource
+from syncline.sources.watched import WatchedWeights
 
-__all__ = ["CheckpointSource", "MemorySource", "as_source"]
+__all__ = ["CheckpointSource", "MemorySource", "WatchedWeights", "as_source", "watch"]
 
 
 def as_source(

@@ -2,6 +2,6 @@
 
 from syncline.sync.publisher import Publisher
 from syncline.sync.receiver import Receiver
-from syncline.sync.reports import AppliedVersion, PublishReport
+from syncline.sync.reports import AppliedVersion, Notice, PublishReport
 
-__all__ = ["AppliedVersion", "PublishReport", "Publisher", "Receiver"]
+__all__ = ["AppliedVersion", "Notice", "PublishReport", "Publisher", "Receiver"]
