@@ -3,9 +3,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CROSS := .venvs/cross
 NATIVE := CMakeLists.txt $(shell find native -name '*.cc' -o -name '*.h')
 
-.PHONY: setup demo test test-long lint type test-native bench golden clean
+.PHONY: setup cross-env demo test test-long test-gpu lint type test-native bench golden clean
 
 setup: $(VENV)/.installed
 
@@ -13,8 +14,14 @@ setup: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml $(NATIVE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[torch,demo,test,lint]'
+	$(BIN)/python -m pip install --quiet --editable '.[torch,demo,interchange,test,lint]'
 	touch $@
+
+# What the tests read and write across with, in an environment of its own; it sees the packages of $(VENV).
+cross-env: $(CROSS)/.made-from
+
+$(CROSS)/.made-from: $(VENV)/.installed scripts/cross_env.sh tests/cross/imports.txt tests/cross/packages.txt
+	scripts/cross_env.sh $(BIN)/python $(CROSS)
 
 demo: setup
 	$(BIN)/syncline demo
@@ -29,12 +36,18 @@ type: setup
 
 test-native: setup
 	scripts/test_native_sanitized.sh
+	scripts/test_native_fuzz.sh
 
-test: lint type test-native
+test: lint type test-native cross-env
 	$(BIN)/pytest
 
-test-long: setup
-	HYPOTHESIS_PROFILE=long $(BIN)/pytest -m "slow or not slow"
+test-long: setup cross-env
+	scripts/test_native_fuzz.sh 120
+	HYPOTHESIS_PROFILE=long $(BIN)/pytest -m "not gpu"
+
+test-gpu: setup
+	$(BIN)/pytest -m gpu
+	$(BIN)/python benchmarks/gpu.py
 
 bench: setup
 	$(BIN)/syncline bench
@@ -43,4 +56,4 @@ golden: setup
 	$(BIN)/python scripts/make_golden.py
 
 clean:
-	rm -rf $(VENV) build demo-run .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CROSS) build demo-run .pytest_cache .mypy_cache .ruff_cache .hypothesis

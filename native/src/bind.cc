@@ -5,6 +5,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <deque>
+
 #include "kernels.h"
 #include "view.h"
 
@@ -136,6 +138,36 @@ void xor_(nb::handle a, nb::handle b, nb::handle out) {
   xor_bytes(left.bytes(), right.bytes(), into.bytes(), into.size_bytes());
 }
 
+void split_planes_(nb::handle units, unsigned unit_bytes, bool rotated, nb::handle planes) {
+  const View from(units, false);
+  const View into(planes, true);
+  const nb::gil_scoped_release unlocked;
+  split_planes(from.bytes(), from.size_bytes() / unit_bytes, unit_bytes, rotated, into.bytes());
+}
+
+void join_planes_(nb::sequence planes, unsigned unit_bytes, bool rotated, nb::handle units) {
+  const View into(units, true);
+  std::deque<View> views;  // a view stays where it was made
+  std::vector<const unsigned char*> from;
+  for (const nb::handle plane : planes) from.push_back(views.emplace_back(plane, false).bytes());
+  const nb::gil_scoped_release unlocked;
+  join_planes(from.data(), into.size_bytes() / unit_bytes, unit_bytes, rotated, into.bytes());
+}
+
+std::size_t map_positions_(nb::handle positions, nb::handle bits, unsigned unit_bytes, nb::handle axes,
+                           std::uint64_t first, std::uint64_t other, nb::handle mapped, nb::handle moved) {
+  const View places(positions, false);
+  const View from(bits, false);
+  const View sides(axes, false);
+  const View targets(mapped, true);
+  const View into(moved, true);
+  const nb::gil_scoped_release unlocked;
+  return map_positions({places.as<std::uint64_t>(), from.bytes(), places.size_bytes() / sizeof(std::uint64_t),
+                        sides.as<Axis>(), sides.size_bytes() / sizeof(Axis), first, other, targets.as<std::uint64_t>(),
+                        into.bytes()},
+                       unit_bytes);
+}
+
 std::uint64_t read_words_(nb::handle first, nb::handle second) {
   const View a(first, false);
   const View b(second, false);
@@ -171,6 +203,9 @@ NB_MODULE(_native, m) {
   m.def("decode_gaps", &decode_gaps_);
   m.def("write_symbols", &write_symbols_);
   m.def("read_symbols", &read_symbols_);
+  m.def("split_planes", &split_planes_);
+  m.def("join_planes", &join_planes_);
+  m.def("map_positions", &map_positions_);
   m.def("read_words", &read_words_);
   m.def("xor", &xor_);
   m.def("available_isas", &available_isas);

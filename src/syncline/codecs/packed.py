@@ -83,7 +83,7 @@ class Packed(WindowCodec):
             told = found[low_bytes + 1 :]
             symbols = told[0].content(-(-count * symbol_bits // 8))
             planes = [stream.content(escaped) for stream in told[1:]]
-            excess = kernels.join_planes(np.stack(planes)) if planes else base[:0]
+            excess = kernels.join_planes(planes) if planes else base[:0]
             old = kernels.gather(base, offsets)
             with placing(told[0].what):
                 new = kernels.read_symbols(old, symbols, symbol_bits, excess, is_step=flag == STEP)

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
@@ -53,6 +54,21 @@ def read_symbols(
     /,
 ) -> bool: ...
 def xor(a: Array, b: Array, out: Array, /) -> None: ...
+def split_planes(units: Array, unit_bytes: int, rotated: bool, planes: Array, /) -> None: ...
+def join_planes(
+    planes: Sequence[Array], unit_bytes: int, rotated: bool, units: Array, /
+) -> None: ...
+def map_positions(
+    positions: Array,
+    bits: Array,
+    unit_bytes: int,
+    axes: Array,
+    first: int,
+    other: int,
+    mapped: Array,
+    moved: Array,
+    /,
+) -> int: ...
 def read_words(first: Array, second: Array, /) -> int: ...
 def available_isas() -> list[str]: ...
 def select_isa(name: str, /) -> bool: ...

@@ -7,6 +7,7 @@ of matching length. Nothing here is tuned beyond what numpy does by itself; view
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,10 @@ _ONE = np.uint64(1)
 U8 = NDArray[np.uint8]
 U32 = NDArray[np.uint32]
 U64 = NDArray[np.uint64]
+I64 = NDArray[np.int64]
+
+Axis = tuple[int, int, int]
+"""Stride, count, and stride on the other side."""
 
 
 def diff(old: Bits, new: Bits, *, refresh: bool) -> tuple[U32, Bits, Bits]:
@@ -91,19 +96,27 @@ def read_words(first: Bits, second: Bits) -> int:
     return total % (1 << 64)
 
 
-def split_planes(bits: Bits) -> U8:
+def split_planes(bits: Bits, *, rotated: bool) -> U8:
     """Return the bytes of every unit as rows: row p holds byte p, the lowest first."""
-    return np.ascontiguousarray(bits.view(np.uint8).reshape(bits.size, bits.itemsize).T)
+    units = _rotate(bits, 1) if rotated else bits
+    return np.ascontiguousarray(units.view(np.uint8).reshape(bits.size, bits.itemsize).T)
 
 
-def join_planes(planes: U8) -> Bits:
+def join_planes(planes: Sequence[U8], *, rotated: bool) -> Bits:
     """Undo `split_planes`."""
     # Plane by plane: numpy transposes narrow rows seven times slower.
-    units = np.empty((planes.shape[1], planes.shape[0]), np.uint8)
+    units = np.empty((planes[0].size, len(planes)), np.uint8)
     for place, plane in enumerate(planes):
         units[:, place] = plane
-    joined: Bits = units.reshape(-1).view(unsigned(planes.shape[0]))
-    return joined
+    joined: Bits = units.reshape(-1).view(unsigned(len(planes)))
+    return _rotate(joined, -1) if rotated else joined
+
+
+def _rotate(bits: Bits, by: int) -> Bits:
+    """Return every unit rotated left by `by` bits; negative: right."""
+    width = 8 * bits.dtype.itemsize
+    left = by % width
+    return (bits << left) | (bits >> (width - left))
 
 
 def steps(old: Bits, new: Bits) -> Bits:
@@ -157,6 +170,25 @@ def read_symbols(old: Bits, symbols: U8, bits: int, excess: Bits, *, is_step: bo
     values[escaped] += excess
     values += old.dtype.type(1)
     return unsteps(old, values) if is_step else xor(old, values)
+
+
+def map_positions(
+    positions: I64, bits: Bits, axes: Sequence[Axis], first: int, other: int
+) -> tuple[I64, Bits]:
+    """Return where the positions that a block holds are on the other side, and their bits."""
+    rest = positions - first
+    inside = rest >= 0
+    mapped = np.full_like(rest, other)
+    covered = None
+    for stride, count, other_stride in axes:
+        index = rest // stride
+        if covered is None or stride * count < covered:
+            inside &= index < count
+        rest -= index * stride
+        mapped += index * other_stride
+        covered = stride
+    inside &= rest == 0
+    return mapped[inside], bits[inside]
 
 
 def encode_gaps(offsets: U32, low_bytes: int) -> tuple[U8, U8]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from syncline import codecs
 from syncline.abc import Buffer, Observe, WeightSource
-from syncline.codecs import exponents
+from syncline.codecs import choice
 from syncline.codecs.planes import Planes
 from syncline.format import names
 from syncline.format.part import Spool, metadata_for
@@ -31,6 +31,7 @@ class DeltaWriter:
     Args:
         snapshot: tells what differs from `base`.
         options: encoding, size of parts, memory for payloads.
+        density: share of the units that is expected to change, to choose encodings by.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class DeltaWriter:
         snapshot: Base,
         *,
         options: PublisherOptions,
+        density: float,
         phases: Phases,
         observe: Observe,
     ) -> None:
@@ -47,6 +49,9 @@ class DeltaWriter:
         self._base = base
         self._snapshot = snapshot
         self._encoding = options.encoding
+        self._link_bytes_per_s = options.link_bytes_per_s
+        self._density = density
+        self._checksum = options.checksum
         self._memory_bytes = options.memory_bytes
         self._phases = phases
         self._observe = observe
@@ -66,7 +71,9 @@ class DeltaWriter:
         Raises:
             LayoutError: a tensor is unknown, repeated, missing, or of another dtype or shape.
         """
-        encoder = DeltaEncoder(self._snapshot.difference, self._encoding_of, self._phases)
+        encoder = DeltaEncoder(
+            self._snapshot.difference, self._encoding_of, self._phases, checksum=self._checksum
+        )
         try:
             with self._puts:
                 for meta, pieces in by_tensor(encoder.encode(source, self._check)):
@@ -125,7 +132,12 @@ class DeltaWriter:
         return TensorEntry(meta, before + found.difference, encoding, self._closed, found.changed)
 
     def _encoding_of(self, meta: TensorMeta) -> str:
-        return smallest_delta(meta) if self._encoding == "auto" else self._encoding
+        if self._encoding != "auto":
+            return self._encoding
+        if self._link_bytes_per_s is None:
+            return choice.smallest(meta)
+        changed = round(self._density * meta.unit_count)
+        return choice.soonest(meta, changed, self._link_bytes_per_s)
 
     def _spooled(self, meta: TensorMeta, found: _Found) -> int:
         start_bytes = self._spool.size_bytes
@@ -153,15 +165,6 @@ class _Found:
                 self.difference += piece.difference.fingerprint
             if piece.digest is not None:
                 self.digest = piece.digest.hexdigest()
-
-
-def smallest_delta(meta: TensorMeta) -> str:
-    """Return the encoding that makes the smallest deltas of a tensor of this dtype.
-
-    What an optimizer changes depends on the exponent, which `tight` makes use of; a dtype without one
-    gives it nothing to go by, and `packed` is the quicker of the two.
-    """
-    return "tight" if meta.dtype in exponents.FIELDS else "packed"
 
 
 def dense_bytes(meta: TensorMeta) -> int:

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
-import numpy as np
-import xxhash
-
 from syncline import codecs
 from syncline.abc import Buffer, Codec, WeightSource
 from syncline.codecs.payload import blaming
 from syncline.codecs.windows import WindowCodec
+from syncline.format import checksum as checksums
 from syncline.format.rules import INTERCHANGE_ENCODINGS
 from syncline.sync.base import Windows
 from syncline.sync.detect import dense_windows
@@ -38,7 +36,7 @@ class Encoded:
     meta: TensorMeta
     chunks: Iterable[Buffer]
     difference: Windows | None = None
-    digest: xxhash.xxh3_128 | None = None
+    digest: checksums.Checksum | None = None
 
 
 Work = Iterator[tuple[Slice, Callable[[], Encoded]]]
@@ -50,6 +48,7 @@ class DeltaEncoder:
     Args:
         difference: see `Base.difference`; called in order and in the caller's thread.
         encoding: returns the name of the codec for a tensor.
+        checksum: of the new bytes, where slime-family readers want one.
     """
 
     def __init__(
@@ -57,8 +56,11 @@ class DeltaEncoder:
         difference: Callable[[TensorMeta, Bits, Phases, range], Windows],
         encoding: Callable[[TensorMeta], str],
         phases: Phases,
+        *,
+        checksum: str,
     ) -> None:
         self._difference = difference
+        self._checksum = checksum
         self._encoding = encoding
         self._phases = phases
 
@@ -102,7 +104,8 @@ class DeltaEncoder:
         if isinstance(codec, WindowCodec):
             with self._phases("encode"):
                 return Encoded(piece.meta, list(_packed(codec, piece, difference)), difference)
-        digest = xxhash.xxh3_128() if codec.name in INTERCHANGE_ENCODINGS else None
+        is_interchange = codec.name in INTERCHANGE_ENCODINGS
+        digest = checksums.new(self._checksum) if is_interchange else None
         chunks = codec.encode(piece.meta, _digested(difference, digest))
         if piece.nbytes > _WHOLE_BYTES:
             return Encoded(piece.meta, chunks, difference, digest)
@@ -134,8 +137,8 @@ def _packed(codec: WindowCodec, piece: Slice, windows: Iterable[Window]) -> Iter
             yield codec.pack(piece.meta, window)
 
 
-def _digested(difference: Windows, digest: xxhash.xxh3_128 | None) -> Iterator[Window]:
+def _digested(difference: Windows, digest: checksums.Checksum | None) -> Iterator[Window]:
     for window in difference:
         if digest is not None:
-            digest.update(window.new.view(np.uint8).data)
+            checksums.update(digest, window.new)
         yield window

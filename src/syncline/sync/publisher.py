@@ -26,6 +26,9 @@ from syncline.sync.writer import VersionWriter, model_fingerprint
 from syncline.trace import Trace
 from syncline.version import HeldVersion, Kind, Manifest, PartEntry, TensorEntry
 
+_FIRST_DENSITY = 0.01
+"""Share of the units that is expected to change before one step has shown it."""
+
 Weights = WeightSource | Mapping[str, Any] | Iterable[tuple[str, Any]]
 
 
@@ -46,7 +49,8 @@ class Publisher:
         trace: collects what ran when; see `syncline.Trace`.
         options: the fields of `PublisherOptions`.
 
-    Cost: one copy of the weights in host memory (see `snapshot_dir`); none for weights from `watch`.
+    Cost: one copy of the weights in host memory (see `snapshot_dir`), and where they are in GPU memory
+    one more there (see `device_copy`); none for weights from `watch`.
 
     Example:
         >>> import numpy as np, syncline
@@ -78,6 +82,7 @@ class Publisher:
         self._files: Mapping[str, bytes] = {}
         self._owner = Ownership(store, self._observe)
         self._deltas = 0
+        self._density = _FIRST_DENSITY
         if base is not None:
             self._start_from(CheckpointSource(base))
 
@@ -126,7 +131,7 @@ class Publisher:
 
     def _start_from(self, base: CheckpointSource) -> None:
         """Seed the snapshot from the bytes that the engines loaded; in an empty store publish them."""
-        snapshot = Snapshot(self.options.snapshot_dir)
+        snapshot = self._new_snapshot()
         self._files = snapshot.fill(base)
         self._owner.remove_leftovers()
         if self._owner.head.version is None:
@@ -149,7 +154,7 @@ class Publisher:
             return self._snapshot
         self._owner.check()
         self._owner.remove_leftovers()
-        snapshot = Snapshot(self.options.snapshot_dir)
+        snapshot = self._new_snapshot()
         if self._owner.head.version is not None:
             self._catch_up(snapshot)
         return snapshot
@@ -165,6 +170,9 @@ class Publisher:
             self._files = files_of(history)
             self._deltas = history.deltas_since_full()
         return history.current
+
+    def _new_snapshot(self) -> Snapshot:
+        return Snapshot(self.options.snapshot_dir, device_copy=self.options.device_copy)
 
     def _catch_up(self, snapshot: Snapshot) -> None:
         Receiver(self._store, snapshot, observe=self._observe).sync()
@@ -182,6 +190,7 @@ class Publisher:
             snapshot.require_held().manifest,
             snapshot,
             options=self.options,
+            density=self._density,
             phases=phases,
             observe=self._observe,
         )
@@ -189,11 +198,13 @@ class Publisher:
         table = sorted(delta.entries.values(), key=lambda entry: entry.meta.name)
         report = self._commit(snapshot, "delta", delta.parts, [], table, phases)
         self._deltas += 1
+        self._density = report.density
         return report
 
     def _commit_full(
         self, snapshot: Base, table: Mapping[str, TensorEntry], phases: Phases
     ) -> PublishReport:
+        self.options.check(entry.meta for entry in table.values())
         full = FullWriter(self._writer(phases), snapshot, options=self.options, phases=phases)
         parts, files, entries = full.write(table, self._files)
         report = self._commit(snapshot, "full", parts, files, entries, phases)
@@ -230,7 +241,7 @@ class Publisher:
             fingerprint=model_fingerprint(table),
         )
         with phases("commit"):
-            version = self._writer(phases).finish(manifest)
+            version = self._writer(phases).finish(manifest, self.options.checksum)
             snapshot.check_unwritten()
             self._owner.commit(version)
         snapshot.apply((), version)

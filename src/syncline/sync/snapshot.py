@@ -10,7 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from syncline import device
 from syncline.abc import WeightSource
+from syncline.device import DeviceCopies
 from syncline.engines.memory import MemoryEngine
 from syncline.errors import BaseVersionError, LayoutError, StoreError
 from syncline.sync.checks import check_complete, check_tensor
@@ -26,9 +28,13 @@ class Snapshot(MemoryEngine):
 
     Args:
         directory: keep the bits in unnamed temporary files there; None: in memory.
+        device_copy: keep another copy beside weights in GPU memory, so that they are compared there.
     """
 
-    def __init__(self, directory: str | PathLike[str] | None = None) -> None:
+    def __init__(
+        self, directory: str | PathLike[str] | None = None, *, device_copy: bool = False
+    ) -> None:
+        self.copies = DeviceCopies() if device_copy else None
         self._directory = None if directory is None else Path(directory)
         super().__init__(allocate=self._allocate)
         self._filled: dict[str, TensorEntry] = {}
@@ -40,7 +46,10 @@ class Snapshot(MemoryEngine):
             LayoutError: a name comes twice, or no tensor comes at all.
         """
         for meta, bits in source.tensors():
-            np.copyto(self.add(meta), bits)
+            copy = self.add(meta)
+            device.follow(bits)
+            for start, window in device.host_windows(bits, range(meta.unit_count)):
+                np.copyto(copy[start : start + window.size], window)
         if not self.tensors():
             raise LayoutError("the source has no tensors; expected every tensor of the model")
         for meta, fingerprint in fingerprints(self.tensors().values(), self.bits):
@@ -63,7 +72,7 @@ class Snapshot(MemoryEngine):
 
     def difference(self, meta: TensorMeta, bits: Bits, phases: Phases, units: range) -> Difference:
         """Return what differs in these units; iterating it makes the snapshot hold them."""
-        return Difference(meta, self.bits(meta.name), bits, phases, units)
+        return Difference(meta, self.bits(meta.name), bits, phases, units, self.copies)
 
     def confirm(self, meta: TensorMeta, fingerprint: Fingerprint) -> None:
         """Do nothing: every bit was compared."""
