@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from syncline.errors import CodecError, LayoutError
+from syncline.errors import CodecError, ConfigError, LayoutError
 from syncline.kernels import reference
 from syncline.kernels.backend import is_native
 from syncline.kernels.checks import (
