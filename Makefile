@@ -3,10 +3,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-ORACLES := .venv-oracles
+CROSS := .venvs/cross
+ORACLES := .venvs/oracles
 NATIVE := CMakeLists.txt $(shell find native -name '*.cc' -o -name '*.h')
 
-.PHONY: setup demo test oracles test-long lint type test-native bench golden clean
+.PHONY: setup cross-env demo test oracles test-long test-gpu lint type test-native bench golden clean
 
 setup: $(VENV)/.installed
 
@@ -14,8 +15,14 @@ setup: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml $(NATIVE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[torch,demo,test,lint]'
+	$(BIN)/python -m pip install --quiet --editable '.[torch,demo,interchange,test,lint]'
 	touch $@
+
+# What the tests read and write across with, in an environment of its own; it sees the packages of $(VENV).
+cross-env: $(CROSS)/.made-from
+
+$(CROSS)/.made-from: $(VENV)/.installed scripts/cross_env.sh tests/cross/imports.txt tests/cross/packages.txt
+	scripts/cross_env.sh $(BIN)/python $(CROSS)
 
 demo: setup
 	$(BIN)/syncline demo
@@ -30,21 +37,27 @@ type: setup
 
 test-native: setup
 	scripts/test_native_sanitized.sh
+	scripts/test_native_fuzz.sh
 
-test: lint type test-native
+test: lint type test-native cross-env
 	$(BIN)/pytest
 
-# Made anew when its list changes; what is in it must not meet what is in the other environment.
+# What tests compare with and must not meet what is in the other environments. Made anew when its list changes.
+oracles: $(ORACLES)/.installed
+
 $(ORACLES)/.installed: tests/oracles/requirements.txt
 	rm -rf $(ORACLES)
 	$(PYTHON) -m venv $(ORACLES)
 	$(ORACLES)/bin/python -m pip install --quiet -r $<
 	touch $@
 
-oracles: $(ORACLES)/.installed
+test-long: setup cross-env oracles
+	scripts/test_native_fuzz.sh 120
+	HYPOTHESIS_PROFILE=long $(BIN)/pytest -m "not gpu"
 
-test-long: setup oracles
-	HYPOTHESIS_PROFILE=long $(BIN)/pytest -m "slow or not slow"
+test-gpu: setup
+	$(BIN)/pytest -m gpu
+	$(BIN)/python benchmarks/gpu.py
 
 bench: setup
 	$(BIN)/syncline bench
@@ -53,4 +66,4 @@ golden: setup
 	$(BIN)/python scripts/make_golden.py
 
 clean:
-	rm -rf $(VENV) $(ORACLES) build demo-run .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CROSS) $(ORACLES) build demo-run .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -68,6 +68,16 @@ QWEN3_8B = {
     "head_dim": 128,
     "vocab_size": 151936,
 }
+QWEN3_MOE = {
+    **QWEN3_8B,
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "num_key_value_heads": 4,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+}
 GPT_OSS = {
     "model_type": "gpt_oss",
     "hidden_size": 2880,
@@ -123,6 +133,26 @@ def positions(config: dict[str, Any], tp: int, ending: str, share: float) -> flo
     return where.size / best_s(lambda: position_map.to_canonical(tensor.name, where, bits)) / 1e6
 
 
+def experts(config: dict[str, Any], share: float) -> float:
+    """Millions of positions a second, through all experts' tensors of a layer, one after the other."""
+    layout = megatron_layout(config, MegatronMesh(1))
+    placement = layout.placements[0]
+    rng = np.random.default_rng(0)
+    changes = []
+    for tensor in placement.tensors:
+        if ".experts." in tensor.name:
+            where = np.flatnonzero(rng.random(int(np.prod(tensor.shape))) < share)
+            changes.append((tensor.name, where, rng.integers(0, 1 << 16, where.size, np.uint16)))
+    position_map = PositionMap(layout.catalog, placement)
+    count = sum(where.size for _, where, _ in changes)
+
+    def work() -> None:
+        for change in changes:
+            position_map.to_canonical(*change)
+
+    return count / best_s(work) / 1e6
+
+
 def dense(columns: int) -> dict[str, float]:
     """GB/s through a row-parallel block of 16,384 rows in BF16, and of memcpy of as much."""
     rows, total = 16384, 4 * columns
@@ -150,6 +180,7 @@ def main() -> None:
     figures["positions_m_s"] = {
         "qkv": positions(QWEN3_8B, 1, "linear_qkv.weight", 0.3),
         "row": positions(QWEN3_8B, 4, "linear_proj.weight", 0.5),
+        "qwen3_moe_experts": experts(QWEN3_MOE, 0.02),
         "gpt_oss_fc1": positions(GPT_OSS, 1, "linear_fc1.weight0", 0.3),
     }
     figures["dense"] = [dense(2048), dense(4096)]

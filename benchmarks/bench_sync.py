@@ -17,11 +17,13 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 
 import syncline
+from syncline import config
 from syncline.abc import WeightSource
 from syncline.types import Bits, TensorMeta
 
@@ -46,6 +48,8 @@ def shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
 
 class CaseSource(WeightSource):
     """The case's weights; `step` moves the given share of them by one ulp."""
+
+    is_stable = True
 
     def __init__(self, seed: int = 0) -> None:
         self._rng = np.random.default_rng(seed)
@@ -94,6 +98,27 @@ def _seconds(call: object) -> float:
     start_s = time.perf_counter()
     call()  # type: ignore[operator]
     return time.perf_counter() - start_s
+
+
+def described(packages: tuple[str, ...]) -> dict[str, str]:
+    """Return what was measured where: commit, machine, instruction set and versions."""
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+    )
+    versions = {name: version(name) for name in packages}
+    return {
+        "commit": commit.stdout.strip(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {_processor()}",
+        "syncline": syncline.__version__,
+        **versions,
+    }
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor()
 
 
 def main() -> None:
@@ -150,12 +175,8 @@ def run(directory: Path, runs: int, density: float, encoding: str) -> dict[str, 
     sync_s = publish["total"] + sync["total"]
     last = published[-1]
     return {
-        "commit": subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-        ).stdout.strip(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "syncline": syncline.__version__,
-        "numpy": np.__version__,
+        **described(("numpy", "zstandard")),
+        "threads": config.threads(),
         "parameters": last.total,
         "changed": last.changed,
         "payload_bytes": last.payload_bytes,

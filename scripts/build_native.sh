@@ -4,7 +4,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$(command -v "${1:-.venv/bin/python}")
-bin=$(dirname "$python")
+bin=$(cd "$(dirname "$python")" && pwd)
+python=$bin/$(basename "$python")
 build=build/in-place-$("$python" -c 'import sys; print(sys.implementation.cache_tag)')
 "$bin/cmake" -S . -B "$build" -G Ninja "-DCMAKE_MAKE_PROGRAM=$bin/ninja" "-DPython_EXECUTABLE=$python" \
   "-Dnanobind_ROOT=$("$python" -m nanobind --cmake_dir)" >/dev/null

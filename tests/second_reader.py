@@ -31,8 +31,8 @@ Check = Callable[[Any], bool]
 MIB = 1 << 20
 INT_MAX = (1 << 63) - 1
 MASK64 = (1 << 64) - 1
-ENCODINGS = ("full", "overwrite", "packed", "planes", "tight", "xor")
-NEEDS_BASE = ("overwrite", "packed", "tight", "xor")
+ENCODINGS = ("full", "indices", "overwrite", "packed", "planes", "tight", "xor")
+NEEDS_BASE = ("indices", "overwrite", "packed", "tight", "xor")
 # The page says "a name that safetensors knows"; this is that list, with the bits of an element.
 DTYPE_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 DTYPE_BITS |= dict.fromkeys(
@@ -283,6 +283,22 @@ def decode_planes(payload: bytes, unit_bytes: int, unit_count: int) -> bytes:
     return bytes(result)
 
 
+def decode_indices(payload: bytes, unit_bytes: int, unit_count: int, base: bytes) -> bytes:
+    cursor = Cursor(payload)
+    flag, windows = cursor.header(unit_bytes, unit_count)
+    need(flag == 0, f"indices: flag {flag}")
+    new = np.frombuffer(base, f"<u{unit_bytes}").copy()
+    for first, stop in windows:
+        k = cursor.varint()
+        need(k <= stop - first, "indices: more changes than units")
+        offsets = np.frombuffer(cursor.take(4 * k), "<u4").astype(np.int64)
+        need(not (np.diff(offsets) <= 0).any(), "indices: offsets do not rise")
+        need(k == 0 or offsets[-1] < stop - first, "indices: an offset beyond the window")
+        new[first + offsets] = np.frombuffer(cursor.take(unit_bytes * k), new.dtype)
+    cursor.end()
+    return new.tobytes()
+
+
 def decode_packed(payload: bytes, unit_bytes: int, unit_count: int, base: bytes) -> bytes:
     cursor = Cursor(payload)
     flag, windows = cursor.header(unit_bytes, unit_count)
@@ -374,6 +390,8 @@ def decode(
         return decode_xor(payload, base)
     if encoding == "overwrite":
         return decode_overwrite(payload, base)
+    if encoding == "indices":
+        return decode_indices(payload, unit_bytes, unit_count, base)
     if encoding == "tight":
         return decode_tight(payload, dtype, unit_bytes, unit_count, base)
     need(encoding == "packed", f"encoding {encoding!r} is unknown")

@@ -2,45 +2,16 @@
 // For libFuzzer, or standalone.cc.
 #include <cstdint>
 #include <cstdlib>
-#include <cstring>
 #include <memory>
 #include <vector>
 
 #include "kernels.h"
+#include "source.h"
 #include "tight.h"
 
 namespace {
 
 using namespace syncline;
-
-// Takes numbers off the front; zeros when there is no more.
-class Source {
- public:
-  Source(const std::uint8_t* data, std::size_t size) : data_(data), size_(size) {}
-  std::uint32_t number(std::uint32_t limit) {
-    std::uint16_t value = 0;
-    const std::size_t size = size_ < sizeof value ? size_ : sizeof value;
-    if (size != 0) std::memcpy(&value, data_, size);
-    data_ += size;
-    size_ -= size;
-    return value % limit;
-  }
-  // Copies of exact size, so that a sanitizer sees an over-read.
-  std::vector<unsigned char> bytes(std::size_t count) {
-    std::vector<unsigned char> out(count);
-    out.shrink_to_fit();
-    const std::size_t size = size_ < count ? size_ : count;
-    if (size != 0) std::memcpy(out.data(), data_, size);
-    data_ += size;
-    size_ -= size;
-    return out;
-  }
-  std::size_t size() const { return size_; }
-
- private:
-  const std::uint8_t* data_;
-  std::size_t size_;
-};
 
 ClassEntry read_entry(Source& in, std::uint32_t units, unsigned unit_bytes) {
   ClassEntry entry{};
@@ -63,8 +34,8 @@ ClassEntry read_entry(Source& in, std::uint32_t units, unsigned unit_bytes) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   Source in(data, size);
   const unsigned unit_bytes = 1u << in.number(4);
-  const std::uint32_t units = in.number(200);
-  const ClassMap map{in.number(8 * unit_bytes), in.number(256), in.number(256), 1 + in.number(kMaxClasses)};
+  const std::uint32_t units = in.number(1100);
+  const ClassMap map{in.number(8 * unit_bytes), in.number(2048), in.number(2048), 1 + in.number(kMaxClasses)};
   select_isa(static_cast<Isa>(in.number(kIsaCount)));
   std::vector<ClassEntry> entries;
   std::size_t marks = 0;
@@ -74,9 +45,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     marks += entries.back().marks;
     changes += entries.back().changes;
   }
-  const auto base = in.bytes(units * unit_bytes);
-  const auto unary = in.bytes(in.size() / 2);
-  const auto fields = in.bytes(in.size());
+  const auto base = in.list(units * unit_bytes);
+  const auto unary = in.list(in.number(static_cast<std::uint32_t>(in.size()) + 1));
+  const auto fields = in.list(in.size());
   std::unique_ptr<std::uint32_t[]> marked(new std::uint32_t[marks]);
   std::unique_ptr<unsigned char[]> steps(new unsigned char[changes * unit_bytes]);
   const auto read = read_lists(entries.data(), map.count, unary.data(), unary.size(), fields.data(), fields.size(),

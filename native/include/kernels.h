@@ -75,8 +75,51 @@ Outcome encode_gaps(const std::uint32_t* offsets, std::size_t count, unsigned lo
 Outcome decode_gaps(const unsigned char* low, unsigned low_bytes, const unsigned char* high, std::size_t high_size,
                     std::uint64_t limit, std::uint32_t* offsets, std::size_t count) noexcept;
 
+// How many bits a symbol has (1, 4 or 8), and how many values exceed what a symbol tells.
+struct SymbolCounts {
+  unsigned bits;
+  std::size_t escaped;
+};
+
+// docs/reference/format.md section 6.5. Every change differs from its base. `symbols` has room for a byte a change, `excess`
+// for a unit more than there are changes.
+SymbolCounts write_symbols(const unsigned char* old_bits, const unsigned char* new_bits, std::size_t count,
+                           unsigned unit_bytes, bool is_step, unsigned char* symbols, unsigned char* excess) noexcept;
+// False for symbols and excesses that `write_symbols` makes of nothing: another number of them, one that does not fit
+// into a unit, bits set after the last symbol. `bits` is 1, 2, 4 or 8, and the symbols are as many bytes as that takes.
+bool read_symbols(const unsigned char* old_bits, std::size_t count, unsigned unit_bytes, bool is_step,
+                  const unsigned char* symbols, unsigned bits, const unsigned char* excess, std::size_t escaped,
+                  unsigned char* new_bits) noexcept;
+
+// One axis of a block: `count` elements, so far apart on this side and on the other.
+struct Axis {
+  std::uint64_t stride, count, other;
+};
+
+// Positions on one side of a block that it holds, and their bits, to where they are on the other side. Strides fall and
+// are not 0; counts are not 0; there is an axis. Any positions will do. The outputs have room for all of them.
+struct MapTask {
+  const std::uint64_t* positions;
+  const unsigned char* bits;
+  std::size_t count;
+  const Axis* axes;
+  std::size_t axis_count;
+  std::uint64_t first, other;  // where the block's first element is on this side and on the other
+  std::uint64_t* mapped;
+  unsigned char* moved;
+};
+std::size_t map_positions(const MapTask& task, unsigned unit_bytes) noexcept;
+
 // out = a ^ b, byte by byte.
 void xor_bytes(const unsigned char* a, const unsigned char* b, unsigned char* out, std::size_t size) noexcept;
+
+// Plane p, `count` bytes from planes + p * count on, holds byte p of every unit, the lowest first; if `rotated`, of
+// every unit rotated left by one bit.
+void split_planes(const unsigned char* units, std::size_t count, unsigned unit_bytes, bool rotated,
+                  unsigned char* planes) noexcept;
+// Undoes it; the planes may lie anywhere but in `units`.
+void join_planes(const unsigned char* const* planes, std::size_t count, unsigned unit_bytes, bool rotated,
+                 unsigned char* units) noexcept;
 
 // The sum of all bytes of both buffers as 64-bit words (size in bytes, a multiple of 8): does nothing but
 // read, and so measures the roof that the other kernels are compared with.

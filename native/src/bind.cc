@@ -5,6 +5,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <deque>
+
 #include "kernels.h"
 #include "view.h"
 
@@ -102,12 +104,68 @@ bool decode_gaps_(nb::handle low, unsigned low_bytes, nb::handle high, std::uint
              .status == Status::ok;
 }
 
+nb::tuple write_symbols_(nb::handle old_bits, nb::handle new_bits, unsigned unit_bytes, bool is_step,
+                         nb::handle symbols, nb::handle excess) {
+  const View olds(old_bits, false);
+  const View news(new_bits, false);
+  const View packed(symbols, true);
+  const View more(excess, true);
+  SymbolCounts counts;
+  {
+    const nb::gil_scoped_release unlocked;
+    counts = write_symbols(olds.bytes(), news.bytes(), olds.size_bytes() / unit_bytes, unit_bytes, is_step,
+                           packed.bytes(), more.bytes());
+  }
+  return nb::make_tuple(counts.bits, counts.escaped);
+}
+
+bool read_symbols_(nb::handle old_bits, unsigned unit_bytes, bool is_step, nb::handle symbols, unsigned bits,
+                   nb::handle excess, nb::handle new_bits) {
+  const View olds(old_bits, false);
+  const View packed(symbols, false);
+  const View more(excess, false);
+  const View news(new_bits, true);
+  const nb::gil_scoped_release unlocked;
+  return read_symbols(olds.bytes(), olds.size_bytes() / unit_bytes, unit_bytes, is_step, packed.bytes(), bits,
+                      more.bytes(), more.size_bytes() / unit_bytes, news.bytes());
+}
+
 void xor_(nb::handle a, nb::handle b, nb::handle out) {
   const View left(a, false);
   const View right(b, false);
   const View into(out, true);
   const nb::gil_scoped_release unlocked;
   xor_bytes(left.bytes(), right.bytes(), into.bytes(), into.size_bytes());
+}
+
+void split_planes_(nb::handle units, unsigned unit_bytes, bool rotated, nb::handle planes) {
+  const View from(units, false);
+  const View into(planes, true);
+  const nb::gil_scoped_release unlocked;
+  split_planes(from.bytes(), from.size_bytes() / unit_bytes, unit_bytes, rotated, into.bytes());
+}
+
+void join_planes_(nb::sequence planes, unsigned unit_bytes, bool rotated, nb::handle units) {
+  const View into(units, true);
+  std::deque<View> views;  // a view stays where it was made
+  std::vector<const unsigned char*> from;
+  for (const nb::handle plane : planes) from.push_back(views.emplace_back(plane, false).bytes());
+  const nb::gil_scoped_release unlocked;
+  join_planes(from.data(), into.size_bytes() / unit_bytes, unit_bytes, rotated, into.bytes());
+}
+
+std::size_t map_positions_(nb::handle positions, nb::handle bits, unsigned unit_bytes, nb::handle axes,
+                           std::uint64_t first, std::uint64_t other, nb::handle mapped, nb::handle moved) {
+  const View places(positions, false);
+  const View from(bits, false);
+  const View sides(axes, false);
+  const View targets(mapped, true);
+  const View into(moved, true);
+  const nb::gil_scoped_release unlocked;
+  return map_positions({places.as<std::uint64_t>(), from.bytes(), places.size_bytes() / sizeof(std::uint64_t),
+                        sides.as<Axis>(), sides.size_bytes() / sizeof(Axis), first, other, targets.as<std::uint64_t>(),
+                        into.bytes()},
+                       unit_bytes);
 }
 
 std::uint64_t read_words_(nb::handle first, nb::handle second) {
@@ -143,6 +201,11 @@ NB_MODULE(_native, m) {
   m.def("fingerprint_change", &fingerprint_change_);
   m.def("encode_gaps", &encode_gaps_);
   m.def("decode_gaps", &decode_gaps_);
+  m.def("write_symbols", &write_symbols_);
+  m.def("read_symbols", &read_symbols_);
+  m.def("split_planes", &split_planes_);
+  m.def("join_planes", &join_planes_);
+  m.def("map_positions", &map_positions_);
   m.def("read_words", &read_words_);
   m.def("xor", &xor_);
   m.def("available_isas", &available_isas);

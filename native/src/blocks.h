@@ -8,6 +8,7 @@
 
 #include <bit>
 
+#include "planes.h"
 #include "table.h"
 
 namespace syncline {
@@ -160,7 +161,7 @@ std::uint64_t read_all(const unsigned char* first, const unsigned char* second, 
 
 template <typename V>
 constexpr Table table_of() noexcept {
-  return {diff_all<V>, rows_all<V>, read_all<V>};
+  return {diff_all<V>, rows_all<V>, read_all<V>, split_all, join_all};
 }
 
 }  // namespace

@@ -109,4 +109,14 @@ std::uint64_t read_words(const unsigned char* first, const unsigned char* second
   return table().read_words(first, second, size);
 }
 
+void split_planes(const unsigned char* units, std::size_t count, unsigned unit_bytes, bool rotated,
+                  unsigned char* planes) noexcept {
+  table().split_planes(units, count, unit_bytes, rotated, planes);
+}
+
+void join_planes(const unsigned char* const* planes, std::size_t count, unsigned unit_bytes, bool rotated,
+                 unsigned char* units) noexcept {
+  table().join_planes(planes, count, unit_bytes, rotated, units);
+}
+
 }  // namespace syncline

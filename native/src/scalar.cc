@@ -1,4 +1,5 @@
 // The reference for the vector kernels: one unit after the other, compiled without auto-vectorisation.
+#include "planes.h"
 #include "table.h"
 
 namespace syncline {
@@ -59,6 +60,6 @@ Lanes fingerprint_part(const unsigned char* digits, std::size_t count, unsigned 
   });
 }
 
-constinit const Table scalar_table = {diff_all, rows_all, read_all};
+constinit const Table scalar_table = {diff_all, rows_all, read_all, split_all, join_all};
 
 }  // namespace syncline

@@ -15,6 +15,10 @@ struct Table {
   Lanes (*fingerprint_rows)(const unsigned char* digits, std::size_t row_count, unsigned digit_bytes, std::uint64_t row,
                             Lanes seeds) noexcept;
   std::uint64_t (*read_words)(const unsigned char* first, const unsigned char* second, std::size_t size) noexcept;
+  void (*split_planes)(const unsigned char* units, std::size_t count, unsigned unit_bytes, bool rotated,
+                       unsigned char* planes) noexcept;
+  void (*join_planes)(const unsigned char* const* planes, std::size_t count, unsigned unit_bytes, bool rotated,
+                      unsigned char* units) noexcept;
 };
 
 extern const Table scalar_table;

@@ -20,6 +20,7 @@ from syncline.sync import (
     Receiver,
     ShardedPublisher,
 )
+from syncline.trace import Trace
 from syncline.types import TensorMeta
 
 __version__ = "0.1.0"
@@ -42,5 +43,6 @@ __all__ = [
     "TensorMeta",
     "TorchModule",
     "TornUpdateError",
+    "Trace",
     "open_store",
 ]

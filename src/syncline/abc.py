@@ -1,6 +1,6 @@
-"""The seams: five interfaces that a user may implement, each with at most five methods.
+"""The seams: six interfaces that a user may implement, each with at most five methods.
 
-Every seam has a public in-memory implementation and one contract suite in `tests/contracts/` that runs
+Every live seam has a public in-memory implementation, and one contract suite in `tests/contracts/` that runs
 over all implementations. Arguments are validated by the caller of a seam; what a seam promises is in
 its docstrings. All of them are synchronous, and none is collective unless it says so.
 """
@@ -8,12 +8,15 @@ its docstrings. All of them are synchronous, and none is collective unless it sa
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import ClassVar
 
+from syncline.errors import ConfigError
 from syncline.types import (
     Bits,
     Changes,
+    DeviceBits,
     ObjectInfo,
     Record,
     Span,
@@ -21,10 +24,16 @@ from syncline.types import (
     TensorMeta,
     Window,
 )
-from syncline.version import HeldVersion
+from syncline.version import ForeignVersion, HeldVersion
 
 Buffer = bytes | bytearray | memoryview
 Observe = Callable[[Step], None]
+
+Base = Callable[[str], tuple[TensorMeta, Bits]]
+"""Looks a tensor of the base version up: its meta, and (meta.unit_count,) bits that are only read.
+
+Raises `LayoutError` where the base has no tensor of that name.
+"""
 
 
 def ignore(step: Step) -> None:
@@ -32,14 +41,23 @@ def ignore(step: Step) -> None:
 
 
 class WeightSource(ABC):
-    """Where a publisher's weights come from; yields canonical tensors one by one."""
+    """Where a publisher's weights come from; yields canonical tensors one by one.
+
+    Attributes:
+        is_stable: bits that were yielded stay as they are until the last tensor has been yielded, so that
+            several tensors may be worked on at once. A source that fills one buffer again and again
+            leaves this False.
+    """
+
+    is_stable: bool = False
 
     @abstractmethod
     def tensors(self) -> Iterator[tuple[TensorMeta, Bits]]:
         """Yield each tensor once: its meta and its bits, flat, `meta.unit_count` long.
 
         Aliasing: the bits may be a view of live memory; they stay unchanged until the next one is
-        asked for. Names never repeat.
+        asked for, or longer, see `is_stable`. Names never repeat. Bits that lie in GPU memory may be
+        yielded as they are there (`DeviceBits`).
         """
 
     def files(self) -> Mapping[str, bytes]:
@@ -181,6 +199,10 @@ class Engine(ABC):
         Aliasing: usually a view of the live weights; valid until the next `apply` or `create`.
         """
 
+    def resident(self, name: str) -> Bits | DeviceBits:
+        """Return the same bits where they lie, to be fingerprinted there; `view`, unless overridden."""
+        return self.view(name)
+
     @abstractmethod
     def apply(self, records: Iterable[Record], held: HeldVersion) -> None:
         """Overwrite what the records list, check that it stands there, and hold `held` from now on.
@@ -209,3 +231,90 @@ class Engine(ABC):
         Raises:
             LayoutError: the engine cannot take tensors that it does not already have.
         """
+
+
+class Interchange(ABC):
+    """One layout of versions at rest that other projects write and read.
+
+    Class attributes:
+        name: what reports, the command line and `ForeignVersion.layout` call it.
+        writes: `write` works; False where no released receiver of the layout exists.
+        is_concurrent: what `read` yields of several tensors may be drained at the same time, each on a
+            thread of its own.
+    """
+
+    name: ClassVar[str]
+    writes: ClassVar[bool]
+    is_concurrent: ClassVar[bool] = False
+
+    @abstractmethod
+    def evidence(self, store: Store, keys: Sequence[str]) -> str | None:
+        """Return a key that no other layout would have so, or None if the store is not in this layout.
+
+        Args:
+            keys: all of the store's keys, sorted. Names decide where they can; else the smallest read.
+        """
+
+    @abstractmethod
+    def versions(self, store: Store, seen: Sequence[ForeignVersion] = ()) -> list[ForeignVersion]:
+        """Return the versions that are whole, each after its base where the layout says the base.
+
+        Reads indexes and headers, never whole payloads.
+
+        Args:
+            seen: what an earlier call returned. A version whose objects are still listed with the same
+                sizes may be taken from there, so that following a long run stays cheap.
+
+        Raises:
+            FormatError: a version breaks a rule of the layout; names the file and the field.
+        """
+
+    @abstractmethod
+    def read(
+        self, store: Store, version: ForeignVersion, base: Base | None
+    ) -> Iterator[tuple[TensorMeta, Iterator[Changes | Span]]]:
+        """Yield every tensor that the version carries, and what to overwrite in it, in ascending order.
+
+        Every length, count, position, name and digest is checked: no change lies outside its tensor, and
+        an iterator that comes to its end has proved the tensor's digest, if there is one. So nothing may
+        be used before the last one has. Each iterator must be drained before the next tensor is asked for,
+        unless the layout `is_concurrent`.
+
+        Args:
+            base: looks the bits at the base version up; None for a full version, whose tensors come as
+                spans that tile them.
+
+        Raises:
+            FormatError, CodecError: the version breaks a rule of the layout; names file and field.
+            VerifyError: a digest is not that of the new bits.
+            LayoutError: a tensor is not in the base, or is another one there.
+        """
+
+    def write(
+        self,
+        store: Store,
+        version: ForeignVersion,
+        tensors: Iterable[tuple[TensorMeta, Iterable[Window]]],
+        files: Mapping[str, bytes] = MappingProxyType({}),
+    ) -> ForeignVersion:
+        """Write one version so that the layout's own readers take it; return what was written.
+
+        Objects go in such an order that no reader takes an unfinished version for a whole one.
+
+        Args:
+            version: says `identity`, `base`, `kind`, `encoding` and `checksum`; nothing else is read.
+            tensors: for a delta every tensor with all its windows, changed or not; for a full version
+                windows of which only `.new` counts. Each is drained before the next is asked for.
+            files: a full version's further files (config, tokenizer) by name.
+
+        Raises:
+            ConfigError: the layout has no such encoding or checksum, or `writes` is False.
+            CodecError: a tensor cannot be expressed in it.
+        """
+        raise ConfigError(
+            f"layout {self.name}: expected one that Syncline writes; no released receiver reads this one"
+        )
+
+    def files(self, store: Store, version: ForeignVersion) -> Mapping[str, bytes]:
+        """Return a full version's further files (config, tokenizer) by name; none by default."""
+        return {}

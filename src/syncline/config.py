@@ -9,6 +9,9 @@ from syncline.errors import ConfigError
 ISAS = ("scalar", "avx2", "avx512", "neon")
 KERNELS = ("native", "numpy")
 
+_MOST_THREADS_UNASKED = 16
+_MOST_THREADS = 1024
+
 
 def forced_isa() -> str | None:
     """Return the instruction set that `SYNCLINE_ISA` forces; None: the fastest there is.
@@ -26,6 +29,24 @@ def forced_kernels() -> str | None:
         ConfigError: the variable names none.
     """
     return _choice("SYNCLINE_KERNELS", KERNELS)
+
+
+def threads() -> int:
+    """Return how many threads compute: `SYNCLINE_THREADS`, or as many as this process may run on, at most 16.
+
+    Raises:
+        ConfigError: the variable is no number from 1 to 1024.
+    """
+    value = os.environ.get("SYNCLINE_THREADS")
+    if value is None:
+        # Not every system can say which cores are this process's own.
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        return min(_MOST_THREADS_UNASKED, 1 if cores is None else cores)
+    if not value.isascii() or not value.isdigit() or not 1 <= int(value) <= _MOST_THREADS:
+        raise ConfigError(
+            f"SYNCLINE_THREADS: expected a number from 1 to {_MOST_THREADS}, found {value!r}"
+        )
+    return int(value)
 
 
 def _choice(variable: str, choices: tuple[str, ...]) -> str | None:

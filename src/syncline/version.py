@@ -1,4 +1,4 @@
-"""What a version is: the frozen values behind `HEAD.json` and `manifest.json`.
+"""What a version is: the frozen values behind `HEAD.json` and `manifest.json`, and versions of others.
 
 `syncline.format` reads and writes them; nothing here touches bytes. A version's identity is the SHA-256
 of its manifest, never its number.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from syncline.types import Fingerprint, TensorMeta
+from syncline.types import Fingerprint, ObjectInfo, TensorMeta
 
 Kind = Literal["full", "delta"]
 
@@ -119,3 +119,59 @@ class HeldVersion:
     def version(self) -> int:
         """The version's number."""
         return self.manifest.version
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignTensor:
+    """One tensor that a version of a foreign layout carries.
+
+    Attributes:
+        name: canonical name.
+        dtype: safetensors dtype name; None where the layout leaves it to the base.
+        shape: full shape; None where the layout leaves it to the base.
+        payload_bytes: bytes that the version spends on it.
+        digest: of its new bytes, hexadecimal, by the version's `checksum`; None where there is none.
+    """
+
+    name: str
+    dtype: str | None
+    shape: tuple[int, ...] | None
+    payload_bytes: int
+    digest: str | None = None
+
+
+@dataclass(frozen=True)
+class ForeignVersion:
+    """One version that another project's publisher wrote, as far as its layout says it.
+
+    Attributes:
+        layout: name of the layout, as in `syncline.interchange.NAMES`.
+        identity: what its publisher calls it; opaque: no order follows from it.
+        base: identity of the version that a delta is made on; None of a full version, or where the
+            layout does not say it (then `missing` does).
+        kind: `full` or `delta`.
+        encoding: the layout's own word for how payloads are coded; `raw` of a full version.
+        checksum: name of the digest that every tensor comes with; None if it comes with none.
+        tensors: what it carries, sorted by name: all of the model in a full version, else the changed.
+        missing: guarantees that the layout, or this directory, does not give; short sentences.
+        objects: what belongs to it in the store, sorted by key, the index or manifest among them.
+        digest: SHA-256 over what is cheap to read of the objects (index and headers, or what
+            `interchange.evidence.digest` takes): another digest under the same identity means that the
+            version was rewritten.
+    """
+
+    layout: str
+    identity: str
+    base: str | None
+    kind: Kind
+    encoding: str
+    checksum: str | None
+    tensors: tuple[ForeignTensor, ...] = ()
+    missing: tuple[str, ...] = ()
+    objects: tuple[ObjectInfo, ...] = ()
+    digest: str = ""
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes that the version spends on its tensors."""
+        return sum(tensor.payload_bytes for tensor in self.tensors)

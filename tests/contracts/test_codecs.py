@@ -15,6 +15,10 @@ class TestFull(CodecContract):
     codec = codecs.get("full")
 
 
+class TestIndices(CodecContract):
+    codec = codecs.get("indices")
+
+
 class TestOverwrite(CodecContract):
     codec = codecs.get("overwrite")
 

@@ -81,6 +81,72 @@ def test_xor_and_plain_reads(pair: tuple[np.ndarray, np.ndarray]) -> None:
     assert native.read_words(old, new) == reference.read_words(old, new)
 
 
+@given(pair=pairs(), rotated=st.booleans(), shift=st.integers(0, 9))
+def test_planes(pair: tuple[np.ndarray, np.ndarray], rotated: bool, shift: int) -> None:
+    bits, _ = pair
+    planes = native.split_planes(bits, rotated=rotated)
+    np.testing.assert_array_equal(planes, reference.split_planes(bits, rotated=rotated))
+    apart = [np.concatenate([np.zeros(shift, np.uint8), plane])[shift:] for plane in planes]
+    np.testing.assert_array_equal(native.join_planes(apart, rotated=rotated), bits, strict=True)
+
+
+@st.composite
+def blocks(draw: st.DrawFn) -> tuple[list[tuple[int, int, int]], int, int]:
+    """Axes whose strides fall, with or without holes, and where the block begins on both sides."""
+    axes: list[tuple[int, int, int]] = []
+    span = 1
+    for _ in range(draw(st.integers(0, 4))):
+        stride = span + draw(st.sampled_from([0, 0, 1, 5]))
+        count = draw(st.integers(1, 6))
+        axes.insert(0, (stride, count, draw(st.integers(0, 50))))
+        span = max(stride, span + (count - 1) * stride)
+    return axes, draw(st.integers(0, 200)), draw(st.integers(0, 2**40))
+
+
+@given(
+    block=blocks(),
+    width=st.sampled_from([1, 2, 4, 8]),
+    seed=st.integers(0, 2**32),
+    rise=st.booleans(),
+)
+def test_positions_through_a_block(
+    block: tuple[list[tuple[int, int, int]], int, int], width: int, seed: int, rise: bool
+) -> None:
+    axes, first, other = block
+    rng = np.random.default_rng(seed)
+    positions = rng.permutation(2500)[: rng.integers(0, 2500)].astype(np.int64)
+    if rise:
+        positions.sort()
+    bits = rng.integers(0, 256, positions.size * width, np.uint8).view(f"<u{width}")
+    held = {first: other}
+    for stride, count, side in axes:
+        held = {
+            here + i * stride: there + i * side
+            for here, there in held.items()
+            for i in range(count)
+        }
+    wanted = [
+        (held[p], b) for p, b in zip(positions.tolist(), bits.tolist(), strict=True) if p in held
+    ]
+    for mine in (native, reference):
+        mapped, moved = mine.map_positions(positions, bits, axes, first, other)
+        assert mapped.dtype == np.int64
+        assert moved.dtype == bits.dtype
+        assert list(zip(mapped.tolist(), moved.tolist(), strict=True)) == wanted
+
+
+@given(positions=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=50), block=blocks())
+def test_any_positions_are_mapped_or_left_out(
+    positions: list[int], block: tuple[list[tuple[int, int, int]], int, int]
+) -> None:
+    places, bits = np.array(positions, np.int64), np.arange(len(positions), dtype=np.uint16)
+    axes, first, other = block
+    last = first + sum((count - 1) * stride for stride, count, _ in axes)
+    mapped, moved = kernels.map_positions(places, bits, axes, first, other)
+    assert mapped.size == moved.size
+    assert all(first <= positions[index] <= last for index in moved.tolist())
+
+
 @given(pair=pairs(), start=st.sampled_from([0, 1, 1000, 1023, 1024, 5555, 2**40 + 7]))
 def test_fingerprint(pair: tuple[np.ndarray, np.ndarray], start: int) -> None:
     old, new = pair
@@ -124,6 +190,38 @@ def test_fingerprint_notices_what_goes_wrong_in_practice(
         assert native.fingerprint(shifted, 0, SEEDS) != good
     if bits.any():
         assert native.fingerprint(bits, 0, kernels.seeds("another name")) != good
+
+
+@given(
+    pair=pairs(), is_step=st.booleans(), reach=st.sampled_from([1, 2, 20, 2**62]), data=st.data()
+)
+def test_symbols(
+    pair: tuple[np.ndarray, np.ndarray], is_step: bool, reach: int, data: st.DataObject
+) -> None:
+    old, told = pair
+    values = told % min(reach, 256**old.itemsize - 1) + told.dtype.type(1)
+    new = reference.unsteps(old, values) if is_step else reference.xor(old, values)
+    mine = native.write_symbols(old, new, is_step=is_step)
+    wanted = reference.write_symbols(old, new, is_step=is_step)
+    assert mine[0] == wanted[0]
+    for left, right in zip(mine[1:], wanted[1:], strict=True):
+        np.testing.assert_array_equal(left, right, strict=True)
+    bits, symbols, excess = mine
+    np.testing.assert_array_equal(
+        native.read_symbols(old, symbols, bits, excess, is_step=is_step), new, strict=True
+    )
+    if symbols.size:
+        symbols[data.draw(st.integers(0, symbols.size - 1))] ^= data.draw(st.integers(1, 255))
+    bits = data.draw(st.sampled_from([bits, 1, 2, 4, 8]))
+    symbols = np.resize(symbols, -(-old.size * bits // 8))
+    excess = np.resize(excess, data.draw(st.integers(0, excess.size + 1)))
+    results = []
+    for read in (native.read_symbols, reference.read_symbols):
+        try:
+            results.append(read(old, symbols, bits, excess, is_step=is_step).tolist())
+        except CodecError as error:
+            results.append(str(error))
+    assert results[0] == results[1]
 
 
 @given(pair=pairs())

@@ -179,7 +179,7 @@ def test_wrong_usage_is_status_2(run: Run, tmp_path: Path) -> None:
         ("nonsense",),
         ("publish", tmp_path / "s", tmp_path / "missing"),
         ("publish", tmp_path / "s", tmp_path, "--encoding", "gzip"),
-        ("pull", tmp_path / "s", tmp_path / "d", "--version", "zero"),
+        ("pull", tmp_path / "s", tmp_path / "d", "--layout", "sticks"),
     ):
         assert run(*arguments)[0] == 2, arguments
 

@@ -24,7 +24,7 @@ from syncline.layouts import Layout, MegatronMesh, check, match, megatron_layout
 from syncline.types import Bits
 
 ROOT = Path(__file__).resolve().parents[2]
-TORCHRUN = ROOT / ".venv-oracles" / "bin" / "torchrun"
+TORCHRUN = ROOT / ".venvs" / "oracles" / "bin" / "torchrun"
 RANKS = ROOT / "tests" / "oracles" / "megatron_ranks.py"
 WAIT_S = 300
 
@@ -55,7 +55,7 @@ MOVES = {
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not TORCHRUN.exists(), reason="no .venv-oracles: make test-long makes it"),
+    pytest.mark.skipif(not TORCHRUN.exists(), reason="no .venvs/oracles: make test-long makes it"),
 ]
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PYTHON = ROOT / ".venv-oracles" / "bin" / "python"
+PYTHON = ROOT / ".venvs" / "oracles" / "bin" / "python"
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not PYTHON.exists(), reason="no .venv-oracles: make test-long makes it")
+@pytest.mark.skipif(not PYTHON.exists(), reason="no .venvs/oracles: make test-long makes it")
 def test_merged_adapters_are_those_of_peft() -> None:
     done = subprocess.run(
         [PYTHON, ROOT / "tests" / "oracles" / "peft_merge.py"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -47,3 +48,20 @@ def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(found) == {"density", "read_bytes_per_s", "kernels", "codecs"}
     main(["bench"])
     assert "of the roof" in capsys.readouterr().out
+
+
+def test_the_trace_of_a_run_that_overlaps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SYNCLINE_THREADS", "2")
+    path = tmp_path / "out.json"
+    main(["bench", "--trace", str(path), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in found["operations"]] == ["publish", "sync"]
+    for row in found["operations"]:
+        assert row["threads"] == 2
+        assert 0 < row["overlap_s"] <= row["wall_s"] <= row["busy_s"] + row["wall_s"]
+    events = json.loads(path.read_text())["traceEvents"]
+    assert {"diff", "encode", "put", "fetch", "decode"} <= {event["name"] for event in events}
+    main(["bench", "--trace", str(path)])
+    assert "ui.perfetto.dev" in capsys.readouterr().out

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
-from syncline.cli import output
-from syncline.cli.options import json_option, store_argument
-from syncline.sources import CheckpointSource
+from syncline import interchange
+from syncline.cli import foreign, output
+from syncline.cli.options import json_option, layout_option, store_argument
 from syncline.stores import open_store
 from syncline.sync.compare import Comparison, compare
+from syncline.sync.followed import number_of
+from syncline.sync.foreign_check import check_foreign
 from syncline.sync.fsck import check_store
+from syncline.sync.layout import foreign_layout
 from syncline.sync.verify import verify_directory
 
 _existing = click.Path(exists=True, path_type=Path)
@@ -22,12 +26,18 @@ _existing = click.Path(exists=True, path_type=Path)
 @click.command()
 @store_argument
 @click.argument("directory", type=_existing)
-@click.option("--version", type=click.IntRange(min=1), help="Default: the current version.")
+@click.option("--version", metavar="VERSION", help="Default: the current version.")
+@layout_option
 @json_option
-def verify(store: str, directory: Path, version: int | None, as_json: bool) -> None:
+def verify(store: str, directory: Path, version: str | None, layout: str, as_json: bool) -> None:
     """Check that DIRECTORY holds exactly a version in STORE; name every tensor that differs."""
+    found = foreign_layout(open_store(store), layout)
+    if found is not None:
+        if not foreign.show_verdict(open_store(store), found, directory, version, as_json=as_json):
+            sys.exit(1)
+        return
     with output.progress("verifying", is_quiet=as_json) as observe:
-        at, mismatches = verify_directory(open_store(store), directory, version, observe)
+        at, mismatches = verify_directory(open_store(store), directory, number_of(version), observe)
     if as_json:
         output.show_json(
             {
@@ -37,19 +47,7 @@ def verify(store: str, directory: Path, version: int | None, as_json: bool) -> N
             }
         )
     elif mismatches:
-        output.show_table(
-            f"{directory} is not version {at.version}",
-            ("name", "problem", "elements that differ", "detail"),
-            [
-                (
-                    item.name,
-                    item.problem,
-                    "" if item.changed is None else f"{item.changed:,}",
-                    item.detail,
-                )
-                for item in mismatches
-            ],
-        )
+        output.show_mismatches(f"{directory} is not version {at.version}", mismatches)
     else:
         output.show_line(
             f"{directory} holds exactly version {at.version}: {len(at.manifest.tensors)} tensors, "
@@ -62,15 +60,22 @@ def verify(store: str, directory: Path, version: int | None, as_json: bool) -> N
 @click.command()
 @store_argument
 @click.option("--deep", is_flag=True, help="Also rebuild every version and prove its fingerprints.")
+@layout_option
 @json_option
-def fsck(store: str, deep: bool, as_json: bool) -> None:
+def fsck(store: str, deep: bool, layout: str, as_json: bool) -> None:
     """Check every digest, chain and pointer in STORE."""
+    opened = open_store(store)
+    found = foreign_layout(opened, layout)
     with output.progress("checking", is_quiet=as_json) as observe:
-        versions, findings = check_store(open_store(store), deep=deep, observe=observe)
+        if found is None:
+            versions, findings = check_store(opened, deep=deep, observe=observe)
+        else:
+            versions, findings = check_foreign(opened, found, deep=deep, observe=observe)
     faults = sum(item.is_fault for item in findings)
     if as_json:
         output.show_json(
             {
+                "layout": interchange.SYNCLINE if found is None else found.name,
                 "versions": versions,
                 "ok": not faults,
                 "findings": [asdict(item) for item in findings],
@@ -81,7 +86,8 @@ def fsck(store: str, deep: bool, as_json: bool) -> None:
             output.show_line(
                 f"{'fault' if item.is_fault else 'note'}: {item.where}: {item.problem}"
             )
-        output.show_line(f"{versions} versions checked, {faults} faults")
+        kind = "" if found is None else f" in the layout {found.name}"
+        output.show_line(f"{versions} versions{kind} checked, {faults} faults")
     if faults:
         sys.exit(1)
 
@@ -91,9 +97,14 @@ def fsck(store: str, deep: bool, as_json: bool) -> None:
 @click.argument("new", type=_existing)
 @json_option
 def diff(old: Path, new: Path, as_json: bool) -> None:
-    """Compare two checkpoints: density, steps in ulps, predicted bytes for every encoding."""
-    with output.progress("comparing", is_quiet=as_json) as observe:
-        result = compare(CheckpointSource(old), CheckpointSource(new), observe)
+    """Compare two checkpoints: density, steps in ulps, predicted bytes for every encoding.
+
+    A directory of versions that others wrote stands for its newest version.
+    """
+    with output.progress("comparing", is_quiet=as_json) as observe, ExitStack() as opened:
+        before = foreign.opened_source(old, opened, is_quiet=as_json)
+        after = foreign.opened_source(new, opened, is_quiet=as_json)
+        result = compare(before, after, observe)
     if as_json:
         output.show_json(result.as_dict())
         return

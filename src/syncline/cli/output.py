@@ -19,6 +19,7 @@ from rich.progress import (
 from rich.table import Table
 
 from syncline.abc import Observe, ignore
+from syncline.sync.verify import Mismatch
 from syncline.types import Step
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
@@ -55,6 +56,23 @@ def show_table(
         table.add_row(*(str(cell) for cell in row))
     # Piped output keeps whole rows: a file or grep has no width to fit.
     Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def show_mismatches(title: str, mismatches: Sequence[Mismatch]) -> None:
+    """Print where a directory differs from a version."""
+    show_table(
+        title,
+        ("name", "problem", "elements that differ", "detail"),
+        [
+            (
+                item.name,
+                item.problem,
+                "" if item.changed is None else f"{item.changed:,}",
+                item.detail,
+            )
+            for item in mismatches
+        ],
+    )
 
 
 def show_line(text: str) -> None:

@@ -12,17 +12,27 @@ import click
 from syncline.cli import output
 from syncline.cli.options import json_option
 from syncline.codecs import NAMES
+from syncline.trace import Trace
 
 
 @click.command()
 @click.option(
     "--density", type=click.FloatRange(0, 1, min_open=True), default=0.01, show_default=True
 )
+@click.option(
+    "--trace",
+    "trace_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Publish and sync a synthetic model instead, and write what ran when for ui.perfetto.dev.",
+)
 @json_option
-def bench(density: float, as_json: bool) -> None:
+def bench(density: float, trace_path: Path | None, as_json: bool) -> None:
     """Measure kernels and codecs here, against this machine's memory and plain torch operations."""
     from syncline.bench import bench_codecs, bench_kernels  # noqa: PLC0415 - only here
 
+    if trace_path is not None:
+        _bench_pipeline(density, trace_path, as_json)
+        return
     roof, figures = bench_kernels(density)
     rows = bench_codecs(density)
     if as_json:
@@ -63,6 +73,30 @@ def bench(density: float, as_json: bool) -> None:
                 f"{row.bound_bytes / row.payload_bytes:.0%}",
                 f"{row.encode_bytes_per_s / 1e9:.2f}",
                 f"{row.decode_bytes_per_s / 1e9:.2f}",
+            )
+            for row in rows
+        ],
+    )
+
+
+def _bench_pipeline(density: float, path: Path, as_json: bool) -> None:
+    from syncline.bench import bench_pipeline  # noqa: PLC0415 - only here
+
+    trace = Trace()
+    rows = bench_pipeline(trace, density)
+    trace.write(path)
+    if as_json:
+        output.show_json({"trace": str(path), "operations": [asdict(row) for row in rows]})
+        return
+    output.show_table(
+        f"one publish and one sync on {rows[0].threads} threads; {path} opens in ui.perfetto.dev",
+        ("operation", "wall ms", "work ms", "two or more at work, ms"),
+        [
+            (
+                row.name,
+                f"{1e3 * row.wall_s:.1f}",
+                f"{1e3 * row.busy_s:.1f}",
+                f"{1e3 * row.overlap_s:.1f}",
             )
             for row in rows
         ],

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
-from syncline.cli import output
-from syncline.cli.options import json_option, store_argument
+from syncline.cli import foreign, output
+from syncline.cli.options import json_option, layout_option, store_argument
 from syncline.codecs import NAMES
 from syncline.engines import CheckpointDir
 from syncline.engines.checkpoint_dir import Mode
+from syncline.format.checksum import NAMES as CHECKSUMS
+from syncline.format.index import CHECKSUM
 from syncline.sources import CheckpointSource
 from syncline.stores import open_store
-from syncline.sync import Publisher, Receiver
+from syncline.sync import AppliedVersion, Publisher, Receiver
 from syncline.sync.describe import payload_sizes
+from syncline.sync.followed import number_of
 from syncline.sync.history import History
+from syncline.sync.layout import foreign_layout
 from syncline.sync.publisher import report_of
 from syncline.version import HeldVersion, TensorEntry
 
@@ -38,14 +42,41 @@ from syncline.version import HeldVersion, TensorEntry
     help="Encoding of a delta.",
 )
 @click.option("--full", is_flag=True, help="Publish a full version instead of a delta.")
+@click.option(
+    "--layout",
+    type=click.Choice(["syncline", "slime"]),
+    default="syncline",
+    show_default=True,
+    help="slime: write versions that slime-family readers take too.",
+)
+@click.option(
+    "--checksum",
+    type=click.Choice(CHECKSUMS),
+    default=CHECKSUM,
+    show_default=True,
+    help="Of new bytes, for slime-family readers.",
+)
 @json_option
 def publish(
-    store: str, checkpoint: Path, base: Path | None, encoding: str, full: bool, as_json: bool
+    store: str,
+    checkpoint: Path,
+    base: Path | None,
+    encoding: str,
+    full: bool,
+    layout: Literal["syncline", "slime"],
+    checksum: str,
+    as_json: bool,
 ) -> None:
     """Publish CHECKPOINT, a safetensors file or directory, as the next version in STORE."""
     with output.progress("publishing", is_quiet=as_json) as observe:
         publisher = Publisher(
-            open_store(store), base=base, encoding=encoding, anchor_every=None, observe=observe
+            open_store(store),
+            base=base,
+            encoding=encoding,
+            anchor_every=None,
+            layout=layout,
+            checksum=checksum,
+            observe=observe,
         )
         report = publisher.publish(CheckpointSource(checkpoint), full=full)
     if as_json:
@@ -64,9 +95,7 @@ def publish(
 @click.command()
 @store_argument
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option(
-    "--version", type=click.IntRange(min=1), help="Version to pull; default: the current."
-)
+@click.option("--version", metavar="VERSION", help="Version to pull; default: the current.")
 @click.option(
     "--mode",
     type=click.Choice(["in_place", "swap"]),
@@ -77,15 +106,17 @@ def publish(
 @click.option("--adopt", is_flag=True, help="Take over a checkpoint that Syncline did not make.")
 @click.option("--repair", is_flag=True, help="Start from a full version, put right what differs.")
 @click.option("--full-verify", is_flag=True, help="Read every weight again afterwards.")
+@layout_option
 @json_option
 def pull(
     store: str,
     directory: Path,
-    version: int | None,
+    version: str | None,
     mode: Mode,
     adopt: bool,
     repair: bool,
     full_verify: bool,
+    layout: str,
     as_json: bool,
 ) -> None:
     """Bring DIRECTORY, a Hugging Face checkpoint or a new path, to a version in STORE."""
@@ -96,6 +127,7 @@ def pull(
             engine,
             verify="full" if full_verify else "changed",
             observe=observe,
+            layout=layout,
         )
         applied = receiver.sync(version, repair=repair)
     if as_json:
@@ -105,20 +137,39 @@ def pull(
         "already there"
         if not applied.applied
         else (
-            f"applied {', '.join(map(str, applied.applied))}: {applied.changed:,} elements from "
+            f"applied {_applied(applied)}: {applied.changed:,} elements from "
             f"{output.size(applied.payload_bytes)}"
         )
     )
     output.show_line(
-        f"{directory} holds version {applied.version}, {steps}, {output.seconds(applied.seconds)}"
+        f"{directory} holds version {_name(applied)}, {steps}, {output.seconds(applied.seconds)}"
     )
+    foreign.show_missing(applied.missing)
+
+
+def _name(applied: AppliedVersion) -> str:
+    if applied.identity is None:
+        return str(applied.version)
+    return f"{applied.identity} ({applied.layout})"
+
+
+def _applied(applied: AppliedVersion) -> str:
+    if applied.identity is None:
+        return ", ".join(map(str, applied.applied))
+    count = len(applied.applied)
+    return "1 version" if count == 1 else f"{count} versions"
 
 
 @click.command()
 @store_argument
+@layout_option
 @json_option
-def log(store: str, as_json: bool) -> None:
+def log(store: str, layout: str, as_json: bool) -> None:
     """List the versions in STORE, newest first."""
+    found = foreign_layout(open_store(store), layout)
+    if found is not None:
+        foreign.show_versions(open_store(store), found, as_json=as_json)
+        return
     rows = [_summary(at) for at in History.open(open_store(store)).back()]
     if as_json:
         for row in rows:
@@ -145,12 +196,17 @@ def log(store: str, as_json: bool) -> None:
 
 @click.command()
 @store_argument
-@click.argument("version", type=click.IntRange(min=1))
+@click.argument("version")
+@layout_option
 @json_option
-def show(store: str, version: int, as_json: bool) -> None:
+def show(store: str, version: str, layout: str, as_json: bool) -> None:
     """Show one VERSION in STORE: encoding, bytes and density of each tensor."""
     opened = open_store(store)
-    at = History.open(opened).find(version)
+    found = foreign_layout(opened, layout)
+    if found is not None:
+        foreign.show_version(opened, found, version, as_json=as_json)
+        return
+    at = History.open(opened).target(number_of(version))
     sizes = payload_sizes(opened, at.manifest)
     tensors = [_tensor(entry, sizes) for entry in at.manifest.tensors]
     if as_json:

@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from syncline.abc import Codec
 from syncline.codecs.full import Full
+from syncline.codecs.indices import Indices
 from syncline.codecs.overwrite import Overwrite
 from syncline.codecs.packed import Packed
 from syncline.codecs.planes import Planes
@@ -20,7 +21,10 @@ from syncline.codecs.xor import Xor
 from syncline.errors import ConfigError
 
 CODECS: Mapping[str, Codec] = MappingProxyType(
-    {codec.name: codec for codec in (Full(), Overwrite(), Packed(), Planes(), Tight(), Xor())}
+    {
+        codec.name: codec
+        for codec in (Full(), Indices(), Overwrite(), Packed(), Planes(), Tight(), Xor())
+    }
 )
 """Every codec by name; all are stateless, so one instance serves all threads."""
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 import numpy as np
 
-from syncline.abc import Buffer, Codec
-from syncline.codecs.payload import PIECE_BYTES, blaming
+from syncline.codecs.payload import Cursor
+from syncline.codecs.windows import Unpack, WindowCodec
 from syncline.errors import CodecError
-from syncline.types import Bits, Span, TensorMeta, Window, unsigned
+from syncline.types import WINDOW_UNITS, Span, TensorMeta, Window, unsigned
 
 
-class Full(Codec):
+class Full(WindowCodec):
     """Raw bytes; see `syncline.abc.Codec`. Spans are views of the payload, nothing is copied."""
 
     name: ClassVar[str] = "full"
@@ -21,21 +20,30 @@ class Full(Codec):
     is_idempotent: ClassVar[bool] = True
     is_full: ClassVar[bool] = True
 
-    def encode(self, meta: TensorMeta, windows: Iterable[Window]) -> Iterator[Buffer]:
-        """Yield the new bits window by window, each a copy."""
-        for window in windows:
-            yield window.new.tobytes()
+    def head(self, meta: TensorMeta, window_units: int) -> bytes:
+        """Return nothing: the bits speak for themselves."""
+        return b""
 
-    def decode(self, meta: TensorMeta, payload: Buffer, base: Bits) -> Iterator[Span]:
-        """Yield spans that are views of the payload."""
-        view = memoryview(payload).cast("B")
-        with blaming(meta, self.name):
-            if len(view) != meta.nbytes:
-                raise CodecError(f"the payload must be {meta.nbytes} bytes long, found {len(view)}")
-            bits = np.frombuffer(view, unsigned(meta.unit_bytes))
-            units = PIECE_BYTES // meta.unit_bytes
-            for start in range(0, meta.unit_count, units):
-                yield Span(start, bits[start : start + units])
+    def pack(self, meta: TensorMeta, window: Window) -> bytes:
+        """Return a copy of the new bits of one window."""
+        return window.new.tobytes()
+
+    def read_head(self, meta: TensorMeta, cursor: Cursor) -> tuple[int, int]:
+        """Check the payload's size.
+
+        Raises:
+            CodecError: it is not the tensor's.
+        """
+        if cursor.left_bytes != meta.nbytes:
+            raise CodecError(
+                f"the payload must be {meta.nbytes} bytes long, found {cursor.left_bytes}"
+            )
+        return 0, WINDOW_UNITS
+
+    def locate(self, meta: TensorMeta, flag: int, cursor: Cursor, start: int, units: int) -> Unpack:
+        """Take the bits of the window at the cursor."""
+        raw = cursor.take(units * meta.unit_bytes, "window")
+        return lambda _: Span(start, np.frombuffer(raw, unsigned(meta.unit_bytes)))
 
     def predict_bytes(self, meta: TensorMeta, changed: int) -> int:
         """Return the tensor's size."""

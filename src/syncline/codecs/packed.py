@@ -17,8 +17,7 @@ from syncline.codecs import streams
 from syncline.codecs.payload import Cursor, placing, varint
 from syncline.codecs.prediction import STEP_BITS, place_bytes
 from syncline.codecs.windows import Unpack, WindowCodec
-from syncline.errors import CodecError
-from syncline.types import WINDOW_UNITS, Bits, Changes, TensorMeta, Window, unsigned
+from syncline.types import WINDOW_UNITS, Bits, Changes, TensorMeta, Window
 
 XOR, STEP = 0, 1
 """The transforms: how a new value is told from the base's."""
@@ -57,8 +56,9 @@ class Packed(WindowCodec):
             return varint(0)
         low_bytes = choose_low_bytes(window.new.size, count)
         low, high = kernels.encode_gaps(window.offsets, low_bytes)
-        told = kernels.steps if self._transform == STEP else kernels.xor
-        symbol_bits, symbols, excess = _to_symbols(told(window.old_bits, window.new_bits))
+        symbol_bits, symbols, excess = kernels.write_symbols(
+            window.old_bits, window.new_bits, is_step=self._transform == STEP
+        )
         contents = [*low, high, symbols]
         if excess.size:
             contents += list(kernels.split_planes(excess))
@@ -77,12 +77,17 @@ class Packed(WindowCodec):
         if escaped:
             names += [f"excess byte {index}" for index in range(meta.unit_bytes)]
         found = streams.unpack(cursor, names)
-        apply = kernels.unsteps if flag == STEP else kernels.xor
 
         def unpack(base: Bits) -> Changes:
             offsets = _offsets(found[: low_bytes + 1], count, units)
-            values = _values(found[low_bytes + 1 :], count, symbol_bits, escaped, meta.unit_bytes)
-            return Changes(start, offsets, apply(kernels.gather(base, offsets), values))
+            told = found[low_bytes + 1 :]
+            symbols = told[0].content(-(-count * symbol_bits // 8))
+            planes = [stream.content(escaped) for stream in told[1:]]
+            excess = kernels.join_planes(planes) if planes else base[:0]
+            old = kernels.gather(base, offsets)
+            with placing(told[0].what):
+                new = kernels.read_symbols(old, symbols, symbol_bits, excess, is_step=flag == STEP)
+            return Changes(start, offsets, new)
 
         return unpack
 
@@ -104,63 +109,8 @@ def choose_low_bytes(units: int, count: int) -> int:
     return int(mean_gap > _ONE_LOW_BYTE_GAP) + int(mean_gap > _TWO_LOW_BYTES_GAP)
 
 
-def _to_symbols(values: Bits) -> tuple[int, NDArray[np.uint8], Bits]:
-    """Return symbol bits, packed symbols, and by how much escaped values exceed the escape."""
-    values = values - values.dtype.type(1)
-    symbol_bits = _choose_symbol_bits(values)
-    escape = values.dtype.type((1 << symbol_bits) - 1)
-    symbols = np.minimum(values, escape).astype(np.uint8)
-    if symbol_bits == 1:  # then no value exceeds the escape, and many are it
-        excess = np.zeros(np.count_nonzero(symbols), values.dtype)
-    else:
-        excess = values[np.flatnonzero(values >= escape)] - escape
-    return symbol_bits, _pack_symbols(symbols, symbol_bits), excess
-
-
-def _pack_symbols(symbols: NDArray[np.uint8], symbol_bits: int) -> NDArray[np.uint8]:
-    """Return the symbols side by side in bytes, the first one lowest."""
-    if symbol_bits == 1:
-        return np.packbits(symbols, bitorder="little")
-    per_byte = 8 // symbol_bits
-    packed = np.zeros(-(-symbols.size // per_byte), np.uint8)
-    for slot in range(per_byte):
-        column = symbols[slot::per_byte]
-        packed[: column.size] |= column << np.uint8(symbol_bits * slot)
-    return packed
-
-
-def _unpack_symbols(packed: NDArray[np.uint8], symbol_bits: int) -> NDArray[np.uint8]:
-    """Return every symbol that the bytes have room for."""
-    if symbol_bits == 1:
-        return np.unpackbits(packed, bitorder="little")
-    per_byte = 8 // symbol_bits
-    symbols = np.empty(packed.size * per_byte, np.uint8)
-    for slot in range(per_byte):
-        symbols[slot::per_byte] = packed >> np.uint8(symbol_bits * slot) & np.uint8(
-            (1 << symbol_bits) - 1
-        )
-    return symbols
-
-
-def _choose_symbol_bits(values: Bits) -> int:
-    if not (values > 1).any():
-        return 1
-    return 4 if 2 * np.count_nonzero(values < 15) >= values.size else 8
-
-
 def _nothing(base: Bits) -> None:
     """Decode a window without changes."""
-
-
-def _values(
-    found: Sequence[streams.Stream], count: int, symbol_bits: int, escaped: int, unit_bytes: int
-) -> Bits:
-    """Return how each change is told from the base, out of the symbols and the excess of the escaped."""
-    symbols = found[0].content(-(-count * symbol_bits // 8))
-    planes = [stream.content(escaped) for stream in found[1:]]
-    excess = kernels.join_planes(np.stack(planes)) if planes else np.empty(0, unsigned(unit_bytes))
-    with placing(found[0].what):
-        return _from_symbols(symbols, count, symbol_bits, excess)
 
 
 def _offsets(found: Sequence[streams.Stream], count: int, units: int) -> NDArray[np.uint32]:
@@ -173,29 +123,3 @@ def _offsets(found: Sequence[streams.Stream], count: int, units: int) -> NDArray
     high = found[-1].content_between(count, count + most_escapes)
     with placing(found[-1].what):
         return kernels.decode_gaps(low, high, count, units)
-
-
-def _from_symbols(packed: NDArray[np.uint8], count: int, symbol_bits: int, excess: Bits) -> Bits:
-    """Return the values that `_to_symbols` took apart.
-
-    Raises:
-        CodecError: bits beyond the last symbol, escapes that are not as many as there are excesses,
-            or a value that does not fit into the unit.
-    """
-    escape = (1 << symbol_bits) - 1
-    symbols = _unpack_symbols(packed, symbol_bits)
-    escaped = np.flatnonzero(symbols[:count] == escape)
-    if symbols[count:].any() or escaped.size != excess.size:
-        raise CodecError(
-            f"{excess.size} of {count} symbols must be {escape}, and bits after the "
-            f"last 0, found {escaped.size}"
-        )
-    # The largest value of a unit is all ones; one less is what symbol and excess may add up to.
-    most = (1 << (8 * excess.dtype.itemsize)) - 2 - escape
-    if excess.size and int(excess.max()) > most:
-        raise CodecError(f"an excess must be at most {most}, found {excess.max()}")
-    values: Bits = symbols[:count].astype(excess.dtype)
-    if excess.any():
-        values[escaped] += excess
-    values += excess.dtype.type(1)
-    return values

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import numpy as np
-
 from syncline import kernels
 from syncline.codecs import streams
 from syncline.codecs.payload import Cursor
@@ -43,8 +41,8 @@ class Planes(WindowCodec):
 
     def pack(self, meta: TensorMeta, window: Window) -> bytes:
         """Return the planes of one window."""
-        units = _rotate(window.new, 1) if self.flag(meta) else window.new
-        return streams.pack(list(kernels.split_planes(units)))
+        rotated = bool(self.flag(meta))
+        return streams.pack(list(kernels.split_planes(window.new, rotated=rotated)))
 
     def locate(self, meta: TensorMeta, flag: int, cursor: Cursor, start: int, units: int) -> Unpack:
         """Find the planes of the window at the cursor."""
@@ -52,18 +50,10 @@ class Planes(WindowCodec):
 
         def unpack(_: Bits) -> Span:
             planes = [stream.content(units) for stream in found]
-            bits = kernels.join_planes(np.stack(planes))
-            return Span(start, _rotate(bits, -1) if flag else bits)
+            return Span(start, kernels.join_planes(planes, rotated=bool(flag)))
 
         return unpack
 
     def predict_bytes(self, meta: TensorMeta, changed: int) -> int:
         """Return about the size for normally distributed weights, whatever has changed."""
         return int(meta.nbytes * _PREDICTED_RATIO.get(meta.dtype, 1.0))
-
-
-def _rotate(bits: Bits, by: int) -> Bits:
-    """Return every unit rotated left by `by` bits; negative: right."""
-    width = 8 * bits.dtype.itemsize
-    left = by % width
-    return (bits << left) | (bits >> (width - left))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from syncline.abc import Buffer
 from syncline.codecs.payload import Cursor, varint
 from syncline.errors import CodecError
 from syncline.format import zstd
@@ -69,7 +70,7 @@ def pack(contents: Sequence[NDArray[np.uint8]]) -> bytes:
     Args:
         contents: flat byte arrays; an empty one is stored as it is.
     """
-    coded = [_code(content) for content in contents]
+    coded = [_code(np.ascontiguousarray(content)) for content in contents]
     table = b"".join(varint(len(stored) << _CODING_BITS | coding) for coding, stored in coded)
     return table + b"".join(stored for _, stored in coded)
 
@@ -88,15 +89,15 @@ def unpack(cursor: Cursor, names: Sequence[str]) -> list[Stream]:
     return streams
 
 
-def _code(content: NDArray[np.uint8]) -> tuple[int, bytes]:
-    raw = content.tobytes()
-    if content.size > 1 and not (content != content[0]).any():
-        return CONSTANT, raw[:1]
+def _code(content: NDArray[np.uint8]) -> tuple[int, Buffer]:
+    # Streams that vary are told by their beginning, which spares most a look at the rest.
+    if content.size > 1 and not any((part != content[0]).any() for part in (content[:64], content)):
+        return CONSTANT, content[:1].data
     if content.size >= _LEAST_FOR_ZSTD_BYTES:
-        frame = zstd.compress_noise(raw)
-        if len(frame) < len(raw):
+        frame = zstd.compress_noise(content.data)
+        if len(frame) < content.size:
             return ZSTD, frame
-    return RAW, raw
+    return RAW, content.data
 
 
 def _entry(cursor: Cursor, name: str) -> tuple[int, int]:

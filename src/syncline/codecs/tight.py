@@ -26,7 +26,6 @@ _OTHERS_MARKED = 0x80
 # Of steps of 64 bits; those of other units stay below by themselves.
 _MAX_EXCESS_BITS = 62
 _LEGAL_CODES = (*range(MAX_GAP_BITS + 1), *range(_OTHERS_MARKED, _OTHERS_MARKED + MAX_GAP_BITS + 1))
-_FLAG = 0
 _MAX_WINDOW_BYTES = (1 << 64) - 1
 
 U32 = NDArray[np.uint32]
@@ -39,11 +38,6 @@ class Tight(WindowCodec):
     needs_base: ClassVar[bool] = True
     is_idempotent: ClassVar[bool] = False
     is_full: ClassVar[bool] = False
-    flags: ClassVar[tuple[int, ...]] = (_FLAG,)
-
-    def flag(self, meta: TensorMeta) -> int:
-        """Return 0: there is one form."""
-        return _FLAG
 
     def pack(self, meta: TensorMeta, window: Window) -> bytes:
         """Return length and lists of one window."""

@@ -28,11 +28,7 @@ class WindowCodec(Codec):
         flags: values of the header's first byte that a decoder takes.
     """
 
-    flags: ClassVar[tuple[int, ...]]
-
-    @abstractmethod
-    def flag(self, meta: TensorMeta) -> int:
-        """Return the first byte of the header for this tensor."""
+    flags: ClassVar[tuple[int, ...]] = (0,)
 
     @abstractmethod
     def pack(self, meta: TensorMeta, window: Window) -> bytes:
@@ -45,10 +41,26 @@ class WindowCodec(Codec):
         Cost: reads lengths, not content.
         """
 
+    def flag(self, meta: TensorMeta) -> int:
+        """Return the first byte of the header for this tensor."""
+        return 0
+
     def head(self, meta: TensorMeta, window_units: int) -> bytes:
         """Return the header of a payload with windows of this size."""
         head = bytes((self.flag(meta), meta.unit_bytes))
         return head + varint(window_units) + varint(meta.unit_count)
+
+    def read_head(self, meta: TensorMeta, cursor: Cursor) -> tuple[int, int]:
+        """Move the cursor behind the header and return flag and window units.
+
+        Raises:
+            CodecError: another flag, or the header of a tensor with other units.
+        """
+        flag = cursor.byte("flag", self.flags)
+        cursor.byte("unit bytes", (meta.unit_bytes,))
+        window_units = cursor.varint("window units", 1, MAX_WINDOW_UNITS)
+        cursor.varint("unit count", meta.unit_count, meta.unit_count)
+        return flag, window_units
 
     def encode(self, meta: TensorMeta, windows: Iterable[Window]) -> Iterator[Buffer]:
         """Yield the header, then one piece a window.
@@ -93,7 +105,7 @@ class WindowCodec(Codec):
         """
         with blaming(meta, self.name):
             cursor = Cursor(payload)
-            flag, window_units = read_header(cursor, meta, self.flags)
+            flag, window_units = self.read_head(meta, cursor)
             for start in range(0, meta.unit_count, window_units):
                 units = min(window_units, meta.unit_count - start)
                 unpack = self.locate(meta, flag, cursor, start, units)
@@ -106,16 +118,3 @@ class WindowCodec(Codec):
                 return unpack(base)
 
         return blamed
-
-
-def read_header(cursor: Cursor, meta: TensorMeta, flags: Iterable[int]) -> tuple[int, int]:
-    """Return flag and window units.
-
-    Raises:
-        CodecError: another flag, or the header of a tensor with other units.
-    """
-    flag = cursor.byte("flag", flags)
-    cursor.byte("unit bytes", (meta.unit_bytes,))
-    window_units = cursor.varint("window units", 1, MAX_WINDOW_UNITS)
-    cursor.varint("unit count", meta.unit_count, meta.unit_count)
-    return flag, window_units

@@ -6,7 +6,6 @@ fails the old bits are put back. Only if that fails too is the update torn.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
@@ -14,13 +13,13 @@ import numpy as np
 
 from syncline import kernels
 from syncline.abc import Observe, ignore
-from syncline.commit.journal import Journal, JournalWriter
+from syncline.commit.recorded import Recorded
 from syncline.errors import CommitError, LayoutError, SynclineError, TornUpdateError, VerifyError
 from syncline.types import Bits, Record, Step, TensorMeta, unsigned
 
 STEPS = ("apply.record_written", "apply.flushed", "apply.verified")
 
-_SPOOL_BYTES = 1 << 26
+_IN_MEMORY_BYTES = 1 << 26
 
 
 class Target(Protocol):
@@ -36,11 +35,18 @@ class Target(Protocol):
         """Make what was written as durable as these weights ever are."""
 
 
+class Recorder(Protocol):
+    """Where records are kept until they are written."""
+
+    def add(self, record: Record) -> None:
+        """Keep one record."""
+
+
 def record_all(
     records: Iterable[Record],
     metas: Mapping[str, TensorMeta],
     target: Target,
-    writer: JournalWriter,
+    writer: Recorder,
 ) -> None:
     """Drain the records into a journal; nothing is written to the target.
 
@@ -149,16 +155,15 @@ def apply_in_memory(
         commit: notes the new version; part of the update, so that an interrupt cannot come between.
         revert: notes the old one again.
 
-    Memory: the journal, up to 64 MiB of it in memory and all of it in a temporary file above that.
+    Memory: the records, up to 64 MiB of them, and all of them in a temporary file above that.
 
     Raises:
         TornUpdateError: the update failed and undoing it failed too.
         SynclineError, or what the iterator raises: every bit is as it was before.
     """
-    with tempfile.SpooledTemporaryFile(_SPOOL_BYTES) as file:
-        writer = JournalWriter(file)
-        record_all(records, metas, target, writer)
-        journal = Journal(file, "of this update", writer.finish())
+    with Recorded(_IN_MEMORY_BYTES) as recorded:
+        record_all(records, metas, target, recorded)
+        journal = recorded.journal()
 
         def do() -> None:
             overwrite(journal, target)

@@ -160,19 +160,13 @@ def _weight_map(path: Path) -> dict[str, str]:
         )
     weight_map = strict_json.members(document.get("weight_map"), f"{where}: weight_map")
     for name, part in weight_map.items():
-        if not _is_part(part):
+        if not names.is_part(part):
             raise FormatError(
                 f"{where}: weight_map[{name!r:.80}] must be the name of a {names.PART_SUFFIX} file in "
                 f"the same directory, found {part!r:.80}",
                 tensor=name,
             )
     return weight_map
-
-
-def _is_part(part: object) -> bool:
-    if not isinstance(part, str) or not part.endswith(names.PART_SUFFIX):
-        return False
-    return not part.startswith(".") and not any(sign in part for sign in "/\\\0")
 
 
 def _only_file(directory: Path) -> Path:

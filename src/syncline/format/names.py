@@ -71,6 +71,18 @@ def part_name(index: int, count: int) -> str:
     return f"model-{index:05d}-of-{count:05d}{PART_SUFFIX}"
 
 
+def is_part(value: object) -> bool:
+    """Tell whether a value is the name of a safetensors file in one directory, and cannot leave it.
+
+    Example:
+        >>> is_part("model-00000-of-00001.safetensors"), is_part("../model.safetensors"), is_part(3)
+        (True, False, False)
+    """
+    if not isinstance(value, str) or not value.endswith(PART_SUFFIX):
+        return False
+    return not value.startswith(".") and not any(sign in value for sign in "/\\\0")
+
+
 def check_file(path: str, where: str) -> None:
     """Check that `path` may name a checkpoint's further file: one plain name inside its directory.
 

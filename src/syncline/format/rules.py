@@ -13,7 +13,7 @@ from syncline.version import Head, Manifest, PartEntry, TensorEntry
 FULL_ENCODINGS = ("full", "planes")
 """Encodings that need no base; a full version uses no others."""
 
-ENCODINGS = ("full", "overwrite", "packed", "planes", "tight", "xor")
+ENCODINGS = ("full", "indices", "overwrite", "packed", "planes", "tight", "xor")
 """Every encoding that a payload may have."""
 
 INTERCHANGE_ENCODINGS = ("overwrite", "xor")

@@ -7,7 +7,6 @@ that a receiver can carry on after a restart without the store's help.
 from __future__ import annotations
 
 import base64
-import binascii
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -121,7 +120,7 @@ def _held(value: object, where: str) -> HeldVersion:
     if row["sidecar"] is not None:
         try:
             sidecar = base64.b64decode(row.text("sidecar"), validate=True)
-        except binascii.Error as error:
+        except ValueError as error:  # binascii.Error is one; text that is not ASCII raises another
             raise FormatError(f"{row.place('sidecar')} is not base64: {error}") from None
     # A lone surrogate passes here, so that the parser refuses it with the place.
     text = row.text("manifest").encode("utf-8", "surrogatepass")

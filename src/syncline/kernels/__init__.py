@@ -3,10 +3,14 @@
 Bits are flat, C-contiguous unsigned arrays of 1, 2, 4 or 8 bytes a unit and may be unaligned views; they
 are compared and copied as integers. The native kernels are used where they are built, else the numpy
 reference, with the same results bit for bit. Nothing here starts threads or keeps state.
+
+`diff`, `scatter`, `gather`, `fingerprint` and `fingerprint_change` also take bits and offsets in GPU memory,
+as torch tensors, and give results there; `syncline.kernels.gpu` says what is different.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -18,7 +22,20 @@ from numpy.typing import NDArray
 from syncline import config
 from syncline.errors import CodecError, ConfigError, LayoutError
 from syncline.kernels import reference
-from syncline.types import Bits, Fingerprint, unsigned
+from syncline.kernels.checks import (
+    check_axes,
+    check_bits,
+    check_changes,
+    check_low_bytes,
+    check_offsets,
+    check_pair,
+    check_positions,
+    check_start,
+    check_width,
+    check_window,
+    check_writable,
+)
+from syncline.types import Bits, Fingerprint
 
 __all__ = [
     "check_ascending",
@@ -29,17 +46,18 @@ __all__ = [
     "fingerprint_change",
     "gather",
     "join_planes",
+    "map_positions",
+    "read_symbols",
     "read_words",
     "scatter",
     "seeds",
     "split_planes",
     "steps",
     "unsteps",
+    "write_symbols",
     "xor",
 ]
 
-_MAX_UNITS = 1 << 32
-_MASK_64 = (1 << 64) - 1
 
 seeds = reference.seeds
 
@@ -55,6 +73,14 @@ def _backend() -> ModuleType:
     if forced == "numpy" or not is_built:
         return reference
     return import_module("syncline.kernels.native")
+
+
+def _gpu() -> ModuleType:
+    if find_spec("triton") is None:
+        raise ConfigError(
+            "weights in GPU memory need triton, which is not installed: install syncline[gpu]"
+        )
+    return import_module("syncline.kernels.gpu")
 
 
 def diff(old: Bits, new: Bits, *, refresh: bool = False) -> tuple[NDArray[np.uint32], Bits, Bits]:
@@ -76,10 +102,12 @@ def diff(old: Bits, new: Bits, *, refresh: bool = False) -> tuple[NDArray[np.uin
         >>> [part.tolist() for part in diff(old, new)]
         [[1], [6], [9]]
     """
-    _check_pair(old, new)
-    _check_window(old.size)
+    if not isinstance(old, np.ndarray):
+        return _gpu().diff(old, new, refresh=refresh)
+    check_pair(old, new)
+    check_window(old.size)
     if refresh:
-        _check_writable(old)
+        check_writable(old)
     changes: tuple[NDArray[np.uint32], Bits, Bits] = _backend().diff(old, new, refresh=refresh)
     return changes
 
@@ -91,9 +119,12 @@ def scatter(target: Bits, offsets: NDArray[np.uint32], bits: Bits) -> None:
         LayoutError: widths or lengths do not fit, or `target` is read-only.
         CodecError: an offset is not below the length of `target`; names the first.
     """
-    _check_changes(offsets, bits)
-    _check_width(target, bits)
-    _check_writable(target)
+    if not isinstance(target, np.ndarray):
+        _gpu().scatter(target, offsets, bits)
+        return
+    check_changes(offsets, bits)
+    check_width(target, bits)
+    check_writable(target)
     _backend().scatter(target, offsets, bits)
 
 
@@ -104,8 +135,10 @@ def gather(source: Bits, offsets: NDArray[np.uint32]) -> Bits:
         LayoutError: an argument is not of the right type.
         CodecError: an offset is not below the length of `source`; names the first.
     """
-    _check_bits(source)
-    _check_offsets(offsets)
+    if not isinstance(source, np.ndarray):
+        return _gpu().gather(source, offsets)
+    check_bits(source)
+    check_offsets(offsets)
     bits: Bits = _backend().gather(source, offsets)
     return bits
 
@@ -119,7 +152,7 @@ def check_ascending(offsets: NDArray[np.uint32], limit: int) -> None:
     Example:
         >>> check_ascending(np.array([1, 5, 9], np.uint32), 10)
     """
-    _check_offsets(offsets)
+    check_offsets(offsets)
     reference.check_ascending(offsets, limit)
 
 
@@ -129,7 +162,7 @@ def xor(a: Bits, b: Bits) -> Bits:
     Raises:
         LayoutError: widths or lengths differ.
     """
-    _check_pair(a, b)
+    check_pair(a, b)
     mixed: Bits = _backend().xor(a, b)
     return mixed
 
@@ -140,7 +173,7 @@ def read_words(first: Bits, second: Bits) -> int:
     It does nothing but read, and so measures the roof for the others. Bytes beyond the last whole word
     are left out.
     """
-    _check_pair(first, second)
+    check_pair(first, second)
     total: int = _backend().read_words(first, second)
     return total
 
@@ -164,8 +197,10 @@ def fingerprint(bits: Bits, start: int, seeds: tuple[int, int]) -> Fingerprint:
         >>> parts == fingerprint(bits, 0, keys)
         True
     """
-    _check_bits(bits)
-    _check_start(start)
+    if not isinstance(bits, np.ndarray):
+        return _gpu().fingerprint(bits, start, seeds)
+    check_bits(bits)
+    check_start(start)
     total: Fingerprint = _backend().fingerprint(bits, start, seeds)
     return total
 
@@ -198,11 +233,52 @@ def fingerprint_change(
         >>> fingerprint(old, 0, keys) + change == fingerprint(new, 0, keys)
         True
     """
-    _check_pair(old_bits, new_bits)
-    _check_changes(offsets, new_bits)
-    _check_start(start)
+    if not isinstance(old_bits, np.ndarray):
+        return _gpu().fingerprint_change(start, offsets, old_bits, new_bits, seeds)
+    check_pair(old_bits, new_bits)
+    check_changes(offsets, new_bits)
+    check_start(start)
     change: Fingerprint = _backend().fingerprint_change(start, offsets, old_bits, new_bits, seeds)
     return change
+
+
+def map_positions(
+    positions: NDArray[np.int64],
+    bits: Bits,
+    axes: Sequence[tuple[int, int, int]],
+    first: int,
+    other: int,
+) -> tuple[NDArray[np.int64], Bits]:
+    """Return where those of the positions that a block holds lie on its other side, and their bits.
+
+    Args:
+        positions: (k,) flat indices on this side; in any order, but fastest when they rise.
+        bits: (k,) bits that belong to them.
+        axes: of the block: stride, count, and stride on the other side; strides fall, and each is at
+            least as much as all axes after it span. None: the block is one element.
+        first, other: flat index of the block's first element on this side and on the other.
+
+    Returns:
+        mapped (m,) int64 and bits (m,), of the m positions that the block holds, in the order given.
+
+    Raises:
+        LayoutError: an argument is not of the right type, length or sign.
+
+    Cost: O(k), with a division for each axis about once a stretch of the innermost one.
+
+    Example:
+        >>> bits = np.array([7, 8, 9], np.uint16)
+        >>> mapped, moved = map_positions(np.array([4, 11, 13]), bits, [(6, 3, 2), (1, 2, 1)], 0, 100)
+        >>> mapped.tolist(), moved.tolist()
+        ([105], [9])
+    """
+    check_bits(bits)
+    check_positions(positions, bits)
+    check_axes(axes, first, other)
+    found: tuple[NDArray[np.int64], Bits] = _backend().map_positions(
+        positions, bits, axes, first, other
+    )
+    return found
 
 
 def encode_gaps(
@@ -225,8 +301,8 @@ def encode_gaps(
         >>> low.tolist(), high.tolist()
         ([[3, 0, 227]], [0, 0, 3])
     """
-    _check_offsets(offsets)
-    _check_low_bytes(low_bytes)
+    check_offsets(offsets)
+    check_low_bytes(low_bytes)
     gaps: tuple[NDArray[np.uint8], NDArray[np.uint8]] = _backend().encode_gaps(offsets, low_bytes)
     return gaps
 
@@ -253,8 +329,8 @@ def decode_gaps(
         >>> decode_gaps(np.array([[3, 0, 227]], np.uint8), np.array([0, 0, 3], np.uint8), 3, 1001).tolist()
         [3, 4, 1000]
     """
-    _check_window(limit)
-    _check_low_bytes(low.shape[0] if low.ndim == 2 else -1)
+    check_window(limit)
+    check_low_bytes(low.shape[0] if low.ndim == 2 else -1)
     if not 0 <= count <= limit:
         raise CodecError(f"{count} changes are announced for a window of {limit} units")
     if low.dtype != np.uint8 or low.shape[1] != count:
@@ -271,29 +347,42 @@ def decode_gaps(
     return offsets
 
 
-def split_planes(bits: Bits) -> NDArray[np.uint8]:
+def split_planes(bits: Bits, *, rotated: bool = False) -> NDArray[np.uint8]:
     """Return (unit_bytes, k) uint8: row p holds byte p of every unit, the lowest byte first.
+
+    Args:
+        bits: (k,) bits.
+        rotated: take the bytes of every unit rotated left by one bit.
+
+    Cost: one pass, at about memory speed; allocates as much as `bits` has.
 
     Example:
         >>> split_planes(np.array([0x1234, 0x5678], np.uint16)).tolist() == [[0x34, 0x78], [0x12, 0x56]]
         True
     """
-    _check_bits(bits)
-    return reference.split_planes(bits)
+    check_bits(bits)
+    planes: NDArray[np.uint8] = _backend().split_planes(bits, rotated=rotated)
+    return planes
 
 
-def join_planes(planes: NDArray[np.uint8]) -> Bits:
-    """Undo `split_planes`: return (k,) bits whose width is the number of rows (1, 2, 4 or 8).
+def join_planes(planes: Sequence[NDArray[np.uint8]], *, rotated: bool = False) -> Bits:
+    """Undo `split_planes`: return (k,) bits, as many bytes wide as there are planes (1, 2, 4 or 8).
+
+    Args:
+        planes: flat uint8 arrays of one length.
+        rotated: as in `split_planes`.
 
     Raises:
-        LayoutError: `planes` is not uint8 with 1, 2, 4 or 8 rows.
+        LayoutError: there are not 1, 2, 4 or 8 planes, or they differ in length or are not uint8.
     """
-    if planes.dtype != np.uint8 or planes.ndim != 2 or planes.shape[0] not in (1, 2, 4, 8):
-        raise LayoutError(
-            f"byte planes must be uint8 with 1, 2, 4 or 8 rows, not {planes.dtype} of shape "
-            f"{planes.shape}"
-        )
-    return reference.join_planes(planes)
+    if len(planes) not in (1, 2, 4, 8):
+        raise LayoutError(f"a unit has 1, 2, 4 or 8 byte planes, not {len(planes)}")
+    for plane in planes:
+        check_pair(plane, planes[0])
+        if plane.dtype != np.uint8:
+            raise LayoutError(f"byte planes must be uint8, not {plane.dtype}")
+    bits: Bits = _backend().join_planes(planes, rotated=rotated)
+    return bits
 
 
 def steps(old: Bits, new: Bits) -> Bits:
@@ -306,7 +395,7 @@ def steps(old: Bits, new: Bits) -> Bits:
         >>> steps(np.array([7, 7, 7], np.uint8), np.array([7, 6, 8], np.uint8)).tolist()
         [0, 1, 2]
     """
-    _check_pair(old, new)
+    check_pair(old, new)
     return reference.steps(old, new)
 
 
@@ -316,60 +405,56 @@ def unsteps(old: Bits, zigzag: Bits) -> Bits:
     Raises:
         LayoutError: widths or lengths differ.
     """
-    _check_pair(old, zigzag)
+    check_pair(old, zigzag)
     return reference.unsteps(old, zigzag)
 
 
-def _check_bits(bits: Bits) -> None:
-    if bits.dtype not in map(unsigned, (1, 2, 4, 8)):
-        raise LayoutError(f"bits must be uint8, uint16, uint32 or uint64, not {bits.dtype}")
-    if bits.ndim != 1 or not bits.flags.c_contiguous:
+def write_symbols(old: Bits, new: Bits, *, is_step: bool) -> tuple[int, NDArray[np.uint8], Bits]:
+    """Tell changed units from their base in symbols of a few bits (docs/reference/format.md section 6.5).
+
+    Args:
+        old, new: (k,) bits of the same width that differ everywhere.
+        is_step: tell the distance in steps, see `steps`; else the bits that differ.
+
+    Returns:
+        bits of a symbol (1, 4 or 8); symbols, packed; excess (m,), of those that a symbol cannot tell.
+
+    Raises:
+        LayoutError: widths or lengths differ.
+
+    Example:
+        >>> bits, symbols, excess = write_symbols(
+        ...     np.array([7, 7, 7], np.uint16), np.array([8, 6, 99], np.uint16), is_step=True
+        ... )
+        >>> bits, symbols.tolist(), excess.tolist()
+        (4, [1, 15], [168])
+    """
+    check_pair(old, new)
+    told: tuple[int, NDArray[np.uint8], Bits] = _backend().write_symbols(old, new, is_step=is_step)
+    return told
+
+
+def read_symbols(
+    old: Bits, symbols: NDArray[np.uint8], bits: int, excess: Bits, *, is_step: bool
+) -> Bits:
+    """Return the new bits that `write_symbols` told; any input is either refused or gives new bits.
+
+    Raises:
+        LayoutError: an argument is not of the right type or length.
+        CodecError: these are not what `write_symbols` makes of so many changes.
+
+    Example:
+        >>> old, symbols = np.array([7, 7, 7], np.uint16), np.array([1, 15], np.uint8)
+        >>> read_symbols(old, symbols, 4, np.array([168], np.uint16), is_step=True).tolist()
+        [8, 6, 99]
+    """
+    check_width(old, excess)
+    check_bits(symbols)
+    if bits not in (1, 2, 4, 8) or symbols.dtype != np.uint8:
         raise LayoutError(
-            f"bits must be flat and contiguous, not of shape {bits.shape} and strides {bits.strides}"
+            f"symbols must be uint8 of 1, 2, 4 or 8 bits, not {symbols.dtype} of {bits}"
         )
-
-
-def _check_offsets(offsets: NDArray[np.uint32]) -> None:
-    _check_bits(offsets)
-    if offsets.dtype != np.uint32:
-        raise LayoutError(f"offsets must be uint32, not {offsets.dtype}")
-
-
-def _check_width(a: Bits, b: Bits) -> None:
-    _check_bits(a)
-    _check_bits(b)
-    if a.dtype != b.dtype:
-        raise LayoutError(f"both arrays must have one width, not {a.dtype} and {b.dtype}")
-
-
-def _check_pair(a: Bits, b: Bits) -> None:
-    _check_width(a, b)
-    if a.size != b.size:
-        raise LayoutError(f"both arrays must have one length, not {a.size} and {b.size}")
-
-
-def _check_changes(offsets: NDArray[np.uint32], bits: Bits) -> None:
-    _check_offsets(offsets)
-    _check_bits(bits)
-    if offsets.size != bits.size:
-        raise LayoutError(f"there are {offsets.size} offsets for {bits.size} units")
-
-
-def _check_writable(bits: Bits) -> None:
-    if not bits.flags.writeable:
-        raise LayoutError("the array to write is read-only; pass a writable one")
-
-
-def _check_window(count: int) -> None:
-    if count > _MAX_UNITS:
-        raise LayoutError(f"a window holds at most {_MAX_UNITS} units, not {count}; split it")
-
-
-def _check_start(start: int) -> None:
-    if not 0 <= start <= _MASK_64 >> 2:
-        raise LayoutError(f"a window starts at a unit index of 0 to 2**62 - 1, not {start}")
-
-
-def _check_low_bytes(low_bytes: int) -> None:
-    if low_bytes not in (0, 1, 2):
-        raise LayoutError(f"gaps have 0, 1 or 2 low bytes in planes of their own, not {low_bytes}")
+    if symbols.size != -(-old.size * bits // 8):
+        raise LayoutError(f"{symbols.size} bytes do not hold {old.size} symbols of {bits} bits")
+    new: Bits = _backend().read_symbols(old, symbols, bits, excess, is_step=is_step)
+    return new

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
@@ -33,7 +34,41 @@ def fingerprint_change(
 ) -> tuple[int, int]: ...
 def encode_gaps(offsets: Array, low_bytes: int, low: Array, high: Array, /) -> int: ...
 def decode_gaps(low: Array, low_bytes: int, high: Array, limit: int, offsets: Array, /) -> bool: ...
+def write_symbols(
+    old_bits: Array,
+    new_bits: Array,
+    unit_bytes: int,
+    is_step: bool,
+    symbols: Array,
+    excess: Array,
+    /,
+) -> tuple[int, int]: ...
+def read_symbols(
+    old_bits: Array,
+    unit_bytes: int,
+    is_step: bool,
+    symbols: Array,
+    bits: int,
+    excess: Array,
+    new_bits: Array,
+    /,
+) -> bool: ...
 def xor(a: Array, b: Array, out: Array, /) -> None: ...
+def split_planes(units: Array, unit_bytes: int, rotated: bool, planes: Array, /) -> None: ...
+def join_planes(
+    planes: Sequence[Array], unit_bytes: int, rotated: bool, units: Array, /
+) -> None: ...
+def map_positions(
+    positions: Array,
+    bits: Array,
+    unit_bytes: int,
+    axes: Array,
+    first: int,
+    other: int,
+    mapped: Array,
+    moved: Array,
+    /,
+) -> int: ...
 def read_words(first: Array, second: Array, /) -> int: ...
 def available_isas() -> list[str]: ...
 def select_isa(name: str, /) -> bool: ...

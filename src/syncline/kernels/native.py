@@ -5,16 +5,20 @@ What a kernel refuses is refused again by the reference, which says in words wha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from syncline import config
 from syncline.errors import ConfigError
 from syncline.kernels import _native, reference
-from syncline.types import Bits, Fingerprint
+from syncline.kernels.reference import Axis
+from syncline.types import Bits, Fingerprint, unsigned
 
 U8 = NDArray[np.uint8]
 U32 = NDArray[np.uint32]
+I64 = NDArray[np.int64]
 
 # The first round of `diff` has room for one change in so many units, and for a dense beginning.
 _UNITS_A_CHANGE = 16
@@ -102,6 +106,33 @@ def fingerprint_change(
     )
 
 
+def split_planes(bits: Bits, *, rotated: bool) -> U8:
+    """See `reference.split_planes`."""
+    planes = np.empty((bits.itemsize, bits.size), np.uint8)
+    _native.split_planes(bits, bits.itemsize, rotated, planes)
+    return planes
+
+
+def join_planes(planes: Sequence[U8], *, rotated: bool) -> Bits:
+    """See `reference.join_planes`."""
+    bits = np.empty(planes[0].size, unsigned(len(planes)))
+    _native.join_planes(planes, len(planes), rotated, bits)
+    return bits
+
+
+def map_positions(
+    positions: I64, bits: Bits, axes: Sequence[Axis], first: int, other: int
+) -> tuple[I64, Bits]:
+    """See `reference.map_positions`. Memory that is not touched costs nothing."""
+    mapped, moved = np.empty(positions.size, np.int64), np.empty(bits.size, bits.dtype)
+    sides = np.array(axes or [(1, 1, 0)], np.uint64)
+    aligned = positions if positions.flags.aligned else positions.copy()
+    found = _native.map_positions(aligned, bits, bits.itemsize, sides, first, other, mapped, moved)
+    mapped.resize(found, refcheck=False)
+    moved.resize(found, refcheck=False)
+    return mapped, moved
+
+
 def encode_gaps(offsets: U32, low_bytes: int) -> tuple[U8, U8]:
     """See `reference.encode_gaps`."""
     low = np.empty((low_bytes, offsets.size), np.uint8)
@@ -120,6 +151,23 @@ def decode_gaps(low: U8, high: U8, count: int, limit: int) -> U32:
     if not _native.decode_gaps(low, low.shape[0], high, limit, offsets):
         return reference.decode_gaps(low, high, count, limit)
     return offsets
+
+
+def write_symbols(old: Bits, new: Bits, *, is_step: bool) -> tuple[int, U8, Bits]:
+    """See `reference.write_symbols`."""
+    symbols, excess = np.empty(old.size, np.uint8), np.empty(old.size + 1, old.dtype)
+    bits, escaped = _native.write_symbols(old, new, old.itemsize, is_step, symbols, excess)
+    symbols.resize(-(-old.size * bits // 8), refcheck=False)
+    excess.resize(escaped, refcheck=False)
+    return bits, symbols, excess
+
+
+def read_symbols(old: Bits, symbols: U8, bits: int, excess: Bits, *, is_step: bool) -> Bits:
+    """See `reference.read_symbols`."""
+    new = np.empty(old.size, old.dtype)
+    if not _native.read_symbols(old, old.itemsize, is_step, symbols, bits, excess, new):
+        return reference.read_symbols(old, symbols, bits, excess, is_step=is_step)
+    return new
 
 
 def _aligned(offsets: U32) -> U32:

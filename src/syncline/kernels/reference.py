@@ -7,6 +7,7 @@ of matching length. Nothing here is tuned beyond what numpy does by itself; view
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from syncline.types import Bits, Fingerprint, unsigned
 
 ROW_DIGITS = 1024
 ESCAPE = 255
+_TOLD_BY_4_BITS = 15
 _ROW_STRIDE = np.uint64(0xD1342543DE82EF95)
 _ROWS_AT_ONCE = 256
 _LOW_32 = np.uint64(0xFFFFFFFF)
@@ -25,6 +27,10 @@ _ONE = np.uint64(1)
 U8 = NDArray[np.uint8]
 U32 = NDArray[np.uint32]
 U64 = NDArray[np.uint64]
+I64 = NDArray[np.int64]
+
+Axis = tuple[int, int, int]
+"""Stride, count, and stride on the other side."""
 
 
 def diff(old: Bits, new: Bits, *, refresh: bool) -> tuple[U32, Bits, Bits]:
@@ -90,19 +96,27 @@ def read_words(first: Bits, second: Bits) -> int:
     return total % (1 << 64)
 
 
-def split_planes(bits: Bits) -> U8:
+def split_planes(bits: Bits, *, rotated: bool) -> U8:
     """Return the bytes of every unit as rows: row p holds byte p, the lowest first."""
-    return np.ascontiguousarray(bits.view(np.uint8).reshape(bits.size, bits.itemsize).T)
+    units = _rotate(bits, 1) if rotated else bits
+    return np.ascontiguousarray(units.view(np.uint8).reshape(bits.size, bits.itemsize).T)
 
 
-def join_planes(planes: U8) -> Bits:
+def join_planes(planes: Sequence[U8], *, rotated: bool) -> Bits:
     """Undo `split_planes`."""
     # Plane by plane: numpy transposes narrow rows seven times slower.
-    units = np.empty((planes.shape[1], planes.shape[0]), np.uint8)
+    units = np.empty((planes[0].size, len(planes)), np.uint8)
     for place, plane in enumerate(planes):
         units[:, place] = plane
-    joined: Bits = units.reshape(-1).view(unsigned(planes.shape[0]))
-    return joined
+    joined: Bits = units.reshape(-1).view(unsigned(len(planes)))
+    return _rotate(joined, -1) if rotated else joined
+
+
+def _rotate(bits: Bits, by: int) -> Bits:
+    """Return every unit rotated left by `by` bits; negative: right."""
+    width = 8 * bits.dtype.itemsize
+    left = by % width
+    return (bits << left) | (bits >> (width - left))
 
 
 def steps(old: Bits, new: Bits) -> Bits:
@@ -117,6 +131,64 @@ def unsteps(old: Bits, zigzag: Bits) -> Bits:
     one = zigzag.dtype.type(1)
     moved: Bits = old + ((zigzag >> one) ^ (~(zigzag & one) + one))
     return moved
+
+
+def write_symbols(old: Bits, new: Bits, *, is_step: bool) -> tuple[int, U8, Bits]:
+    """Return bits of a symbol, packed symbols, and by how much values exceed what a symbol tells."""
+    values = (steps if is_step else xor)(old, new) - old.dtype.type(1)
+    if not (values > 1).any():
+        bits = 1
+    else:
+        bits = 4 if 2 * np.count_nonzero(values < _TOLD_BY_4_BITS) >= values.size else 8
+    escape = values.dtype.type((1 << bits) - 1)
+    symbols = np.minimum(values, escape).astype(np.uint8)
+    per_byte = 8 // bits
+    packed = np.zeros(-(-symbols.size // per_byte), np.uint8)
+    for slot in range(per_byte):
+        column = symbols[slot::per_byte]
+        packed[: column.size] |= column << np.uint8(bits * slot)
+    return bits, packed, values[values >= escape] - escape
+
+
+def read_symbols(old: Bits, symbols: U8, bits: int, excess: Bits, *, is_step: bool) -> Bits:
+    """Return the new bits that `write_symbols` told; any input is either refused or gives new bits."""
+    escape, per_byte = (1 << bits) - 1, 8 // bits
+    told = np.empty(symbols.size * per_byte, np.uint8)
+    for slot in range(per_byte):
+        told[slot::per_byte] = symbols >> np.uint8(bits * slot) & np.uint8(escape)
+    escaped = np.flatnonzero(told[: old.size] == escape)
+    if told[old.size :].any() or escaped.size != excess.size:
+        raise CodecError(
+            f"{excess.size} of {old.size} symbols must be {escape}, and bits after the "
+            f"last 0, found {escaped.size}"
+        )
+    # The largest value of a unit is all ones; one less is what symbol and excess may add up to.
+    most = (1 << (8 * old.itemsize)) - 2 - escape
+    if excess.size and int(excess.max()) > most:
+        raise CodecError(f"an excess must be at most {most}, found {excess.max()}")
+    values: Bits = told[: old.size].astype(old.dtype)
+    values[escaped] += excess
+    values += old.dtype.type(1)
+    return unsteps(old, values) if is_step else xor(old, values)
+
+
+def map_positions(
+    positions: I64, bits: Bits, axes: Sequence[Axis], first: int, other: int
+) -> tuple[I64, Bits]:
+    """Return where the positions that a block holds are on the other side, and their bits."""
+    rest = positions - first
+    inside = rest >= 0
+    mapped = np.full_like(rest, other)
+    covered = None
+    for stride, count, other_stride in axes:
+        index = rest // stride
+        if covered is None or stride * count < covered:
+            inside &= index < count
+        rest -= index * stride
+        mapped += index * other_stride
+        covered = stride
+    inside &= rest == 0
+    return mapped[inside], bits[inside]
 
 
 def encode_gaps(offsets: U32, low_bytes: int) -> tuple[U8, U8]:

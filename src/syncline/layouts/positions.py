@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from syncline import kernels
 from syncline.errors import LayoutError
 from syncline.layouts.blocks import Catalog, Placement, Run, run_of
 from syncline.layouts.values import to_canonical, to_local
@@ -82,10 +83,9 @@ class PositionMap:
         self, runs: Sequence[Run], positions: Positions, bits: Bits, to: Side
     ) -> dict[str, tuple[Positions, Bits]]:
         found: dict[str, list[tuple[Positions, Bits]]] = {}
-        for run, which, mapped in map_positions(runs, positions, to=to):
+        for run, mapped, moved in map_positions(runs, positions, bits, to=to):
             block = run.block
             meta = self._catalog[block.name].meta
-            moved = bits[which]
             if to == "canonical":
                 found.setdefault(block.name, []).append((mapped, to_canonical(moved, block, meta)))
             else:
@@ -94,18 +94,19 @@ class PositionMap:
 
 
 def map_positions(
-    runs: Sequence[Run], positions: Positions, *, to: Side
-) -> Iterator[tuple[Run, slice | NDArray[np.int64], Positions]]:
-    """Yield for each run that holds some of the positions: which ones, and where they are on the other side.
+    runs: Sequence[Run], positions: Positions, bits: Bits, *, to: Side
+) -> Iterator[tuple[Run, Positions, Bits]]:
+    """Yield for each run that holds some of the positions where these are on the other side.
 
     Args:
         runs: blocks on flat memory.
         positions: (k,) strictly ascending flat indices on the side that `to` is not.
+        bits: (k,) bits that belong to them.
 
     Returns:
-        per run with at least one: a slice or indices into `positions`, and as many mapped positions.
+        per run with at least one: the mapped positions, in the order of the ones given, and their bits.
 
-    Cost: O(positions in the run's range), one division for each axis of the run beyond the last.
+    Cost: O(positions in the run's range).
     """
     for run in runs:
         first, steps, other, other_steps = _sides(run, to)
@@ -114,38 +115,11 @@ def map_positions(
         if low == high:
             continue
         axes = sorted(zip(steps, run.counts, other_steps, strict=True), reverse=True)
-        inside, mapped = _decode(positions[low:high] - first, axes)
-        mapped += other
-        if inside is None:
-            yield run, slice(int(low), int(high)), mapped
-        elif inside.any():
-            yield run, np.flatnonzero(inside) + low, mapped[inside]
-
-
-def _decode(
-    rest: Positions, axes: Sequence[tuple[int, int, int]]
-) -> tuple[NDArray[np.bool_] | None, Positions]:
-    """Return which offsets a run holds (None: all), and the offsets of all of them on the other side.
-
-    Args:
-        rest: offsets from the run's first element to its last at most; used up.
-        axes: (stride, count, stride on the other side), strides falling; each covers the axes after it.
-    """
-    mapped = np.zeros_like(rest)
-    inside: NDArray[np.bool_] | None = None
-    covered = None
-    for stride, count, other in axes:
-        index = rest // stride if stride > 1 else rest
-        if covered is not None and stride * count < covered:
-            fits = index < count
-            inside = fits if inside is None else inside & fits
-        rest = rest - index * stride
-        mapped += index * other
-        covered = stride
-    if covered is not None and covered > 1:
-        fits = rest == 0
-        inside = fits if inside is None else inside & fits
-    return inside, mapped
+        mapped, moved = kernels.map_positions(
+            positions[low:high], bits[low:high], axes, first, other
+        )
+        if mapped.size:
+            yield run, mapped, moved
 
 
 def _sides(run: Run, to: Side) -> tuple[int, Sequence[int], int, Sequence[int]]:

@@ -8,15 +8,8 @@ from pathlib import Path
 
 from syncline.abc import WeightSource
 from syncline.errors import ConfigError, LayoutError, StoreError
-from syncline.format import checkpoint, names, state
+from syncline.format import checkpoint, companions, state
 from syncline.types import Bits, TensorMeta
-
-_SUFFIXES = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".md")
-_PREFIXES = ("LICENSE", "NOTICE")
-_EXCLUDED_SUFFIX = ".index.json"
-_EXCLUDED = frozenset({names.HEAD, names.MANIFEST})
-_MAX_FILE_BYTES = 1 << 27
-_PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 
 class CheckpointSource(WeightSource):
@@ -32,6 +25,8 @@ class CheckpointSource(WeightSource):
 
     Cost: the headers are read at once, the weights when their bits are.
     """
+
+    is_stable = True
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = Path(path)
@@ -83,16 +78,8 @@ class CheckpointSource(WeightSource):
         """
         if not self.path.is_dir():
             return {}
-        found = sorted(path for path in self.path.iterdir() if _belongs(path.name))
+        found = sorted(path for path in self.path.iterdir() if companions.belongs(path.name))
         return {path.name: _content(path, _roots(self.path)) for path in found if not path.is_dir()}
-
-
-def _belongs(name: str) -> bool:
-    if name.startswith(".") or name.endswith(_EXCLUDED_SUFFIX) or name in _EXCLUDED:
-        return False
-    if name.endswith(names.PART_SUFFIX):
-        return False
-    return name.endswith(_SUFFIXES) or name.startswith(_PREFIXES)
 
 
 def _roots(directory: Path) -> tuple[Path, ...]:
@@ -112,14 +99,13 @@ def _content(path: Path, roots: tuple[Path, ...]) -> bytes:
         )
     try:
         with path.open("rb") as file:
-            content = file.read(_MAX_FILE_BYTES + 1)
+            content = file.read(companions.MAX_FILE_BYTES + 1)
     except OSError as error:
         raise StoreError(f"read {path}: {error.strerror}") from error
-    if len(content) > _MAX_FILE_BYTES:
+    if len(content) > companions.MAX_FILE_BYTES:
         raise ConfigError(
-            f"{path} is over {_MAX_FILE_BYTES} bytes, too large for a file beside the weights; move it "
-            "out of the checkpoint"
+            f"{path} is over {companions.MAX_FILE_BYTES} bytes, too large for a file beside the "
+            "weights; move it out of the checkpoint"
         )
-    if content.startswith(_PICKLES):
-        raise ConfigError(f"{path} is a pickle or an archive in disguise; move it out")
+    companions.check(content, str(path))
     return content

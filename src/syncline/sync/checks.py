@@ -7,6 +7,7 @@ from collections.abc import Container, Mapping
 from syncline import kernels
 from syncline.abc import Engine
 from syncline.errors import ConfigError, FormatError, LayoutError, VerifyError
+from syncline.sync.fingerprints import fingerprints
 from syncline.sync.history import History
 from syncline.types import ZERO, Bits, Fingerprint, TensorMeta
 from syncline.version import HeldVersion, Manifest
@@ -41,10 +42,8 @@ def adopt(engine: Engine, history: History) -> HeldVersion | None:
     metas = engine.tensors()
     if not metas:
         return None
-    total = ZERO
-    for name, meta in metas.items():
-        total += fingerprint_all(meta, engine.view(name))
-    held = history.with_fingerprint(total)
+    found = fingerprints(metas.values(), engine.resident)
+    held = history.with_fingerprint(sum((fingerprint for _, fingerprint in found), ZERO))
     if held is not None:
         check_layout(metas, held.manifest)
         engine.apply((), held)
@@ -142,10 +141,11 @@ def verify_engine(engine: Engine, manifest: Manifest) -> None:
     Raises:
         VerifyError: names every tensor that differs.
     """
+    metas = (entry.meta for entry in manifest.tensors)
     wrong = [
-        entry.meta.name
-        for entry in manifest.tensors
-        if fingerprint_all(entry.meta, engine.view(entry.meta.name)) != entry.fingerprint
+        meta.name
+        for meta, fingerprint in fingerprints(metas, engine.resident)
+        if fingerprint != manifest.by_name[meta.name].fingerprint
     ]
     if wrong:
         raise VerifyError(

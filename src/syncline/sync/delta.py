@@ -1,35 +1,37 @@
-"""Write the payload of a delta: detect, encode and spool tensor by tensor, part by part."""
+"""Write the payload of a delta: detect and encode on the thread pool, spool in order, put part by part."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
 
-import numpy as np
-import xxhash
-
 from syncline import codecs
-from syncline.abc import Observe, WeightSource
-from syncline.codecs import exponents
+from syncline.abc import Buffer, Observe, WeightSource
+from syncline.codecs import choice
+from syncline.codecs.planes import Planes
 from syncline.format import names
 from syncline.format.part import Spool, metadata_for
-from syncline.format.rules import INTERCHANGE_ENCODINGS
 from syncline.sync.checks import check_complete, check_tensor
-from syncline.sync.detect import Difference, dense_windows
+from syncline.sync.encode import DeltaEncoder, Encoded, encode_all
 from syncline.sync.options import PublisherOptions
 from syncline.sync.phases import Phases
+from syncline.sync.slices import by_tensor
 from syncline.sync.snapshot import Snapshot
 from syncline.sync.writer import VersionWriter
-from syncline.types import Bits, Step, TensorMeta, Window
+from syncline.threads import Background
+from syncline.types import ZERO, Step, TensorMeta
 from syncline.version import Manifest, PartEntry, TensorEntry
 
 
 class DeltaWriter:
     """Turns the weights of a source into the parts and the table of a delta on `base`.
 
+    While later tensors are compared and encoded, the parts before them are being put.
+
     Args:
         snapshot: holds the bits of `base`; refreshed to the source's bits on the way.
         options: encoding, size of parts, memory for payloads.
+        density: share of the units that is expected to change, to choose encodings by.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class DeltaWriter:
         snapshot: Snapshot,
         *,
         options: PublisherOptions,
+        density: float,
         phases: Phases,
         observe: Observe,
     ) -> None:
@@ -46,13 +49,19 @@ class DeltaWriter:
         self._base = base
         self._snapshot = snapshot
         self._encoding = options.encoding
+        self._link_bytes_per_s = options.link_bytes_per_s
+        self._density = density
+        self._checksum = options.checksum
         self._memory_bytes = options.memory_bytes
         self._phases = phases
         self._observe = observe
         self._count = max(1, math.ceil(base.model_bytes / options.part_bytes))
+        self._closed = 0
         self._done_bytes = 0
+        self._seen: set[str] = set()
         self._spool = Spool(self._memory_bytes)
         self._digests: dict[str, str] = {}
+        self._puts = Background()
         self.parts: list[PartEntry] = []
         self.entries: dict[str, TensorEntry] = {}
 
@@ -62,79 +71,105 @@ class DeltaWriter:
         Raises:
             LayoutError: a tensor is unknown, repeated, missing, or of another dtype or shape.
         """
+        encoder = DeltaEncoder(
+            self._snapshot.bits,
+            self._encoding_of,
+            self._phases,
+            checksum=self._checksum,
+            copies=self._snapshot.copies,
+        )
         try:
-            for meta, bits in source.tensors():
-                check_tensor(meta, self._base, self.entries)
-                self.entries[meta.name] = self._tensor(meta, bits)
-                self._done_bytes += meta.nbytes
-                self._observe(Step("publish.tensor", self._done_bytes, self._base.model_bytes))
-                self._close_full_parts()
-            check_complete(self._base, self.entries)
-            while len(self.parts) < self._count:
-                self._close_part()
+            with self._puts:
+                for meta, pieces in by_tensor(encoder.encode(source, self._check)):
+                    self.entries[meta.name] = self._tensor(meta, pieces)
+                    self._done_bytes += meta.nbytes
+                    self._observe(Step("publish.tensor", self._done_bytes, self._base.model_bytes))
+                    self._close_full_parts()
+                check_complete(self._base, self.entries)
+                while self._closed < self._count:
+                    self._close_part()
         finally:
             self._spool.close()
+
+    def _check(self, meta: TensorMeta) -> None:
+        check_tensor(meta, self._base, self._seen)
+        self._seen.add(meta.name)
 
     def _close_full_parts(self) -> None:
         share_bytes = self._base.model_bytes / self._count
         while (
-            len(self.parts) < self._count - 1
-            and self._done_bytes >= (len(self.parts) + 1) * share_bytes
+            self._closed < self._count - 1 and self._done_bytes >= (self._closed + 1) * share_bytes
         ):
             self._close_part()
 
     def _close_part(self) -> None:
-        path = names.part_name(len(self.parts), self._count)
-        chunks = self._spool.chunks(metadata_for("delta", self._encoding, self._digests))
-        self.parts.append(self._writer.put(path, chunks, "publish.part_written"))
-        self._spool.close()
+        spool, digests = self._spool, self._digests
+        path = names.part_name(self._closed, self._count)
+
+        def put() -> None:
+            with spool:
+                chunks = spool.chunks(metadata_for("delta", self._encoding, digests))
+                self.parts.append(self._writer.put(path, chunks, "publish.part_written"))
+
+        self._closed += 1
         self._digests = {}
         self._spool = Spool(self._memory_bytes)
+        self._puts.run(put)
 
-    def _tensor(self, meta: TensorMeta, bits: Bits) -> TensorEntry:
-        snapshot = self._snapshot.bits(meta.name)
-        difference = Difference(meta, snapshot, bits, self._phases)
-        digest = xxhash.xxh3_128() if self._encoding in INTERCHANGE_ENCODINGS else None
-        encoding = smallest_delta(meta) if self._encoding == "auto" else self._encoding
-        with self._phases("encode"):
-            size_bytes = self._spooled(meta, encoding, _digested(difference, digest))
-            before = self._base.by_name[meta.name].fingerprint
-            if not difference.changed:
-                self._spool.drop(meta.name)
-                return TensorEntry(meta, before, None, None, None)
-            if self._encoding == "auto" and size_bytes > dense_bytes(meta):
-                # So many changes that the bits themselves are shorter, and need no base.
-                self._spool.drop(meta.name)
-                encoding = "planes"
-                self._spooled(meta, encoding, dense_windows(snapshot))
-        if digest is not None:
-            self._digests[meta.name] = digest.hexdigest()
-        fingerprint = before + difference.fingerprint
-        return TensorEntry(meta, fingerprint, encoding, len(self.parts), difference.changed)
+    def _tensor(self, meta: TensorMeta, pieces: Iterator[Encoded]) -> TensorEntry:
+        found = _Found(pieces)
+        size_bytes = self._spooled(meta, found)
+        before = self._base.by_name[meta.name].fingerprint
+        if not found.changed:
+            self._spool.drop(meta.name)
+            return TensorEntry(meta, before, None, None, None)
+        encoding = self._encoding_of(meta)
+        if self._encoding == "auto" and size_bytes > dense_bytes(meta):
+            # So many changes that the bits themselves are shorter, and need no base.
+            self._spool.drop(meta.name)
+            encoding = Planes.name
+            tensor = (meta, self._snapshot.bits(meta.name))
+            self._spooled(meta, _Found(encode_all([tensor], Planes(), self._phases)))
+        if found.digest is not None:
+            self._digests[meta.name] = found.digest
+        return TensorEntry(meta, before + found.difference, encoding, self._closed, found.changed)
 
-    def _spooled(self, meta: TensorMeta, encoding: str, windows: Iterable[Window]) -> int:
+    def _encoding_of(self, meta: TensorMeta) -> str:
+        if self._encoding != "auto":
+            return self._encoding
+        if self._link_bytes_per_s is None:
+            return choice.smallest(meta)
+        changed = round(self._density * meta.unit_count)
+        return choice.soonest(meta, changed, self._link_bytes_per_s)
+
+    def _spooled(self, meta: TensorMeta, found: _Found) -> int:
         start_bytes = self._spool.size_bytes
-        chunks = codecs.get(encoding).encode(meta, windows)
-        self._spool.add(meta.name, chunks, meta if encoding == "full" else None)
+        raw = meta if self._encoding == "full" else None
+        with self._phases("spool"):
+            self._spool.add(meta.name, found.chunks(), raw)
         return self._spool.size_bytes - start_bytes
 
 
-def smallest_delta(meta: TensorMeta) -> str:
-    """Return the encoding that makes the smallest deltas of a tensor of this dtype.
+class _Found:
+    """Sums up the slices of one tensor while their chunks are used; complete after that."""
 
-    What an optimizer changes depends on the exponent, which `tight` makes use of; a dtype without one
-    gives it nothing to go by, and `packed` is the quicker of the two.
-    """
-    return "tight" if meta.dtype in exponents.FIELDS else "packed"
+    def __init__(self, pieces: Iterable[Encoded]) -> None:
+        self._pieces = pieces
+        self.changed = 0
+        self.difference = ZERO
+        self.digest: str | None = None
+
+    def chunks(self) -> Iterator[Buffer]:
+        """Yield the payload of the tensor."""
+        for piece in self._pieces:
+            yield from piece.chunks
+            if piece.difference is not None:
+                self.changed += piece.difference.changed
+                self.difference += piece.difference.fingerprint
+            if piece.digest is not None:
+                self.digest = piece.digest.hexdigest()
 
 
 def dense_bytes(meta: TensorMeta) -> int:
     """Return about how many bytes the tensor takes when coded without its base."""
     return codecs.get("planes").predict_bytes(meta, meta.unit_count)
-
-
-def _digested(windows: Difference, digest: xxhash.xxh3_128 | None) -> Iterator[Window]:
-    for window in windows:
-        if digest is not None:
-            digest.update(window.new.view(np.uint8).data)
-        yield window

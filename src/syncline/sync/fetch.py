@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 from syncline.abc import Buffer, Store
 from syncline.errors import FormatError, VerifyError
@@ -53,15 +52,14 @@ def object_names(manifest: Manifest) -> dict[str, int | None]:
     return wanted
 
 
-@contextmanager
 def fetched(
     store: Store,
     manifest: Manifest,
     entry: PartEntry,
     on_bytes: Callable[[int], None],
     phases: Phases,
-) -> Iterator[Buffer]:
-    """Yield the whole object, verified; a large one is a map of a temporary file, not memory.
+) -> Buffer:
+    """Return the whole object, verified; a large one is a map of a temporary file, not memory.
 
     Args:
         on_bytes: told the size of each piece as it arrives.
@@ -86,12 +84,11 @@ def fetched(
             )
         spool.seek(0)
         if entry.size_bytes <= IN_MEMORY_BYTES:
-            yield spool.read()
-            return
+            return spool.read()
         with temporary_file():
             spool.flush()
         # Not closed by hand: decoders may still hold views, and the last of them frees the map.
-        yield memoryview(mmap.mmap(spool.fileno(), 0, access=mmap.ACCESS_READ))
+        return memoryview(mmap.mmap(spool.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def _pieces(store: Store, key: str, size_bytes: int) -> Iterator[bytes]:
@@ -113,8 +110,7 @@ def fetch_files(
     """Return the content of a full version's further files by name, verified."""
     files = {}
     for entry in manifest.files:
-        with fetched(store, manifest, entry, on_bytes, phases) as buffer:
-            files[entry.path] = bytes(buffer)
+        files[entry.path] = bytes(fetched(store, manifest, entry, on_bytes, phases))
     return files
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from syncline.abc import Observe, Store
 from syncline.errors import FormatError, SynclineError
+from syncline.format import checksum as checksums
 from syncline.format import index as index_format
 from syncline.format import names
 from syncline.format import part as part_format
@@ -69,13 +70,13 @@ def _check_version(
     with _noting(findings, where):
         check_objects(store, manifest)
     with _noting(findings, names.key(at.version, names.INDEX)):
-        if store.get(names.key(at.version, names.INDEX)) != index_format.dump(manifest):
+        raw = store.get(names.key(at.version, names.INDEX))
+        # The manifest does not say which checksum the publisher was asked for.
+        if all(raw != index_format.dump(manifest, checksum) for checksum in checksums.NAMES):
             raise FormatError("the index is not the one that belongs to the manifest")
     for number, entry in enumerate((*manifest.parts, *manifest.files)):
-        with (
-            _noting(findings, names.key(at.version, entry.path)),
-            fetched(store, manifest, entry, ignore_bytes, Phases()) as buffer,
-        ):
+        with _noting(findings, names.key(at.version, entry.path)):
+            buffer = fetched(store, manifest, entry, ignore_bytes, Phases())
             if number < len(manifest.parts):
                 part_format.load(buffer, manifest, number)
     if base is not None:

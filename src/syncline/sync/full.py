@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
-from syncline import codecs
+import numpy as np
+
 from syncline.abc import Buffer
+from syncline.codecs.full import Full
+from syncline.codecs.planes import Planes
 from syncline.format import names
 from syncline.format import part as part_format
-from syncline.sync.detect import dense_windows
+from syncline.sync.encode import encode_all
 from syncline.sync.options import PublisherOptions
 from syncline.sync.phases import Phases
+from syncline.sync.slices import by_tensor
 from syncline.sync.snapshot import Snapshot
 from syncline.sync.writer import VersionWriter
-from syncline.types import TensorMeta
+from syncline.threads import Background
+from syncline.types import WINDOW_UNITS, TensorMeta
 from syncline.version import PartEntry, TensorEntry
 
 
@@ -36,6 +42,8 @@ class FullWriter:
         self._writer = writer
         self._snapshot = snapshot
         self._encoding = options.full_encoding
+        self._codec = Planes()
+        self._metadata = part_format.metadata_for("full", self._encoding, {})
         self._part_bytes = options.part_bytes
         self._memory_bytes = options.memory_bytes
         self._phases = phases
@@ -45,12 +53,8 @@ class FullWriter:
     ) -> tuple[list[PartEntry], list[PartEntry], list[TensorEntry]]:
         """Put parts and files; return their entries and the table with every tensor in its part."""
         groups = list(_groups(table, self._part_bytes))
-        parts = [
-            self._writer.put(
-                names.part_name(i, len(groups)), self._part(group), "publish.part_written"
-            )
-            for i, group in enumerate(groups)
-        ]
+        put = self._put_raw if self._encoding == Full.name else self._put_encoded
+        parts = put([[entry.meta for entry in group] for group in groups])
         entries = [
             replace(entry, encoding=self._encoding, part=i, changed=None)
             for i, group in enumerate(groups)
@@ -62,23 +66,44 @@ class FullWriter:
         ]
         return parts, file_entries, sorted(entries, key=lambda entry: entry.meta.name)
 
-    def _part(self, group: list[TensorEntry]) -> Iterator[Buffer]:
-        metas = {entry.meta.name: entry.meta for entry in group}
-        metadata = part_format.metadata_for("full", self._encoding, {})
-        if self._encoding == "full":
-            yield from part_format.encode(
-                list(metas.values()), lambda name: self._encode(metas[name]), metadata
-            )
-            return
-        with part_format.Spool(self._memory_bytes) as spool:
-            for meta in metas.values():
-                with self._phases("encode"):
-                    spool.add(meta.name, self._encode(meta))
-            yield from spool.chunks(metadata)
+    def _put_raw(self, groups: list[list[TensorMeta]]) -> list[PartEntry]:
+        return [
+            self._put(i, len(groups), part_format.encode(group, self._chunks, self._metadata))
+            for i, group in enumerate(groups)
+        ]
 
-    def _encode(self, meta: TensorMeta) -> Iterator[Buffer]:
-        windows = dense_windows(self._snapshot.bits(meta.name))
-        return codecs.get(self._encoding).encode(meta, windows)
+    def _put_encoded(self, groups: list[list[TensorMeta]]) -> list[PartEntry]:
+        """Encode one part while the one before is being put."""
+        parts: list[PartEntry] = []
+
+        def put(index: int, spool: part_format.Spool) -> None:
+            with spool:
+                parts.append(self._put(index, len(groups), spool.chunks(self._metadata)))
+
+        with Background() as puts:
+            for i, group in enumerate(groups):
+                puts.run(partial(put, i, self._spooled(group)))
+        return parts
+
+    def _spooled(self, group: list[TensorMeta]) -> part_format.Spool:
+        spool = part_format.Spool(self._memory_bytes)
+        tensors = ((meta, self._snapshot.bits(meta.name)) for meta in group)
+        try:
+            for meta, pieces in by_tensor(encode_all(tensors, self._codec, self._phases)):
+                with self._phases("spool"):
+                    spool.add(meta.name, (chunk for piece in pieces for chunk in piece.chunks))
+        except BaseException:
+            spool.close()
+            raise
+        return spool
+
+    def _put(self, index: int, count: int, chunks: Iterable[Buffer]) -> PartEntry:
+        return self._writer.put(names.part_name(index, count), chunks, "publish.part_written")
+
+    def _chunks(self, name: str) -> Iterator[Buffer]:
+        bits = self._snapshot.bits(name)
+        for start in range(0, bits.size, WINDOW_UNITS):
+            yield bits[start : start + WINDOW_UNITS].view(np.uint8).data
 
 
 def _groups(table: Mapping[str, TensorEntry], part_bytes: int) -> Iterator[list[TensorEntry]]:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from os import PathLike
+from typing import Literal
 
 from syncline import codecs
-from syncline.errors import ConfigError
+from syncline.errors import CodecError, ConfigError
+from syncline.format import checksum as checksums
+from syncline.format.index import CHECKSUM
+from syncline.format.rules import INTERCHANGE_ENCODINGS
+from syncline.types import TensorMeta
+
+_OVERWRITE_LIMIT_BYTES = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +23,10 @@ class PublisherOptions:
     """How a publisher works; every field has a default that suits a model of any size.
 
     Attributes:
-        encoding: of deltas: `auto` (the smallest, tensor by tensor) or a codec's name.
+        encoding: of deltas: `auto` or a codec's name. `auto` takes, tensor by tensor, the smallest; or with
+            `link_bytes_per_s` what is over soonest.
+        link_bytes_per_s: how fast one engine gets bytes from the trainer; coding is counted at the speed
+            of one core.
         full_encoding: of full versions: `full` (raw, a checkpoint that any loader opens) or `planes`
             (a third smaller).
         anchor_every: after so many deltas a full version with the same weights follows, so that an
@@ -24,14 +36,24 @@ class PublisherOptions:
         memory_bytes: payload of one part that is held in memory; more goes to a temporary file.
         snapshot_dir: keep the copy of the last version's weights in memory-mapped files in this
             directory instead of in memory; None: in memory.
+        device_copy: where weights are in GPU memory, keep a copy of the last version's there as well and
+            compare on the GPU, so that only changes cross to the host. It takes as much GPU memory as
+            the weights. False: all weights cross, and are compared on the host.
+        layout: `syncline`, or `slime`: every version is also one that readers of the slime family take.
+            Then deltas are `xor` (which `auto` means) or `overwrite`, and full versions `full`.
+        checksum: of a tensor's new bytes, for those readers: `xxh3-128`, `blake3` or `adler32`.
     """
 
     encoding: str = "auto"
+    link_bytes_per_s: float | None = None
     full_encoding: str = "full"
     anchor_every: int | None = 100
     part_bytes: int = 4 << 30
     memory_bytes: int = 64 << 20
     snapshot_dir: str | PathLike[str] | None = None
+    device_copy: bool = True
+    layout: Literal["syncline", "slime"] = "syncline"
+    checksum: str = CHECKSUM
 
     def __post_init__(self) -> None:
         if self.encoding != "auto" and self.encoding not in codecs.NAMES:
@@ -43,10 +65,51 @@ class PublisherOptions:
             raise ConfigError(
                 f"full_encoding: expected 'full' or 'planes', found {self.full_encoding!r}"
             )
+        if self.link_bytes_per_s is not None and not 0 < self.link_bytes_per_s < math.inf:
+            raise ConfigError(
+                "link_bytes_per_s: expected a positive number of bytes a second, found "
+                f"{self.link_bytes_per_s}"
+            )
+        self._check_layout()
         for name in ("part_bytes", "memory_bytes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: expected at least 1, found {getattr(self, name)}")
         if self.anchor_every is not None and self.anchor_every < 1:
             raise ConfigError(
                 f"anchor_every: expected None or at least 1, found {self.anchor_every}"
+            )
+
+    def check(self, metas: Iterable[TensorMeta]) -> None:
+        """Check that deltas of these tensors can be written, before the first one is due.
+
+        Raises:
+            CodecError: `overwrite` has positions of 32 bits, and a tensor has more bytes than they reach.
+        """
+        if self.encoding != "overwrite":
+            return
+        for meta in metas:
+            if meta.nbytes >= _OVERWRITE_LIMIT_BYTES:
+                raise CodecError(
+                    f"tensor {meta.name!r} has {meta.nbytes} bytes; positions of encoding 'overwrite' have "
+                    f"32 bits and would wrap at {_OVERWRITE_LIMIT_BYTES}; publish with encoding='xor'",
+                    tensor=meta.name,
+                )
+
+    def _check_layout(self) -> None:
+        if self.layout not in ("syncline", "slime"):
+            raise ConfigError(f"layout: expected 'syncline' or 'slime', found {self.layout!r}")
+        checksums.new(self.checksum)
+        if self.layout == "syncline":
+            if self.checksum != CHECKSUM and self.encoding not in INTERCHANGE_ENCODINGS:
+                raise ConfigError(
+                    f"checksum: {self.checksum!r} is written with encoding 'xor' or 'overwrite' alone, "
+                    f"found encoding {self.encoding!r}; pass layout='slime'"
+                )
+            return
+        if self.encoding == "auto":
+            object.__setattr__(self, "encoding", "xor")
+        if self.encoding not in INTERCHANGE_ENCODINGS or self.full_encoding != "full":
+            raise ConfigError(
+                "layout 'slime': expected encoding 'xor' or 'overwrite' and full_encoding 'full', found "
+                f"{self.encoding!r} and {self.full_encoding!r}; its readers take no others"
             )

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from syncline.trace import Trace
+
 
 class Phases:
-    """Accumulate exclusive wall-clock seconds by phase name.
+    """Accumulate exclusive seconds by phase name, over all threads that work for the operation.
+
+    Phases of several threads overlap, so together they may be more than `total`.
+
+    Args:
+        trace: told when every phase began and ended, and on which thread.
 
     Example:
         >>> phases = Phases()
@@ -19,29 +27,44 @@ class Phases:
         ['diff', 'encode', 'total']
     """
 
-    def __init__(self) -> None:
+    def __init__(self, trace: Trace | None = None) -> None:
+        self._trace = trace
         self._seconds: dict[str, float] = {}
-        self._running: list[str] = []
-        self._started_s = self._mark_s = time.perf_counter()
+        self._adding = threading.Lock()
+        self._here = _Running()
+        self._started_s = time.perf_counter()
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         """Charge what happens inside to `name`, and nothing of it to the phase around it."""
-        self._charge()
-        self._running.append(name)
+        started_s = self._charge()
+        self._here.names.append(name)
         try:
             yield
         finally:
-            self._charge()
-            self._running.pop()
+            ended_s = self._charge()
+            self._here.names.pop()
+            if self._trace is not None:
+                self._trace.add(name, started_s, ended_s)
 
     def seconds(self) -> dict[str, float]:
         """Return seconds by phase; `total` is all the time since the start."""
         return {**self._seconds, "total": time.perf_counter() - self._started_s}
 
-    def _charge(self) -> None:
+    def _charge(self) -> float:
+        """Charge the time since the last call in this thread to the innermost phase; return the time."""
         now_s = time.perf_counter()
-        if self._running:
-            name = self._running[-1]
-            self._seconds[name] = self._seconds.get(name, 0.0) + now_s - self._mark_s
-        self._mark_s = now_s
+        if self._here.names:
+            name = self._here.names[-1]
+            with self._adding:
+                self._seconds[name] = self._seconds.get(name, 0.0) + now_s - self._here.mark_s
+        self._here.mark_s = now_s
+        return now_s
+
+
+class _Running(threading.local):
+    """The phases that have begun in a thread, outermost first, and since when time is not charged."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.mark_s = 0.0

@@ -21,7 +21,11 @@ from syncline.sync.receiver import Receiver
 from syncline.sync.reports import PublishReport
 from syncline.sync.snapshot import Snapshot
 from syncline.sync.writer import VersionWriter, model_fingerprint
+from syncline.trace import Trace
 from syncline.version import HeldVersion, Kind, Manifest, PartEntry, TensorEntry
+
+_FIRST_DENSITY = 0.01
+"""Share of the units that is expected to change before one step has shown it."""
 
 Weights = WeightSource | Mapping[str, Any] | Iterable[tuple[str, Any]]
 
@@ -38,10 +42,13 @@ class Publisher:
         base: checkpoint (directory or file) that the engines have loaded. In an empty store it becomes
             version 1; else it must hold the weights of some version of the run, and saves reading
             them back from the store.
-        observe: told of every step, with bytes done, for progress bars.
+        observe: told of every step, with bytes done, for progress bars; steps of parts that are put come
+            from another thread.
+        trace: collects what ran when; see `syncline.Trace`.
         options: the fields of `PublisherOptions`.
 
-    Cost: one copy of the weights in host memory (see `snapshot_dir`).
+    Cost: one copy of the weights in host memory (see `snapshot_dir`), and where they are in GPU memory
+    one more there (see `device_copy`).
 
     Example:
         >>> import numpy as np, syncline
@@ -61,16 +68,19 @@ class Publisher:
         *,
         base: str | PathLike[str] | None = None,
         observe: Observe | None = None,
+        trace: Trace | None = None,
         **options: Any,
     ) -> None:
         check_kind("store", store, Store)
         self.options = PublisherOptions(**options)
         self._store = store
         self._observe = observe if observe is not None else ignore
+        self._trace = trace
         self._snapshot: Snapshot | None = None
         self._files: Mapping[str, bytes] = {}
         self._owner = Ownership(store, self._observe)
         self._deltas = 0
+        self._density = _FIRST_DENSITY
         if base is not None:
             self._start_from(CheckpointSource(base))
 
@@ -96,7 +106,7 @@ class Publisher:
 
         Cost: reads the weights and the snapshot once. Collective: no.
         """
-        phases = Phases()
+        phases = Phases(self._trace)
         source = as_source(weights)
         with phases("recover"):
             snapshot = self._recovered()
@@ -119,7 +129,7 @@ class Publisher:
 
     def _start_from(self, base: CheckpointSource) -> None:
         """Seed the snapshot from the bytes that the engines loaded; in an empty store publish them."""
-        snapshot = Snapshot(self.options.snapshot_dir)
+        snapshot = self._new_snapshot()
         self._files = snapshot.fill(base)
         self._owner.remove_leftovers()
         if self._owner.head.version is None:
@@ -140,10 +150,13 @@ class Publisher:
             return self._snapshot
         self._owner.check()
         self._owner.remove_leftovers()
-        snapshot = Snapshot(self.options.snapshot_dir)
+        snapshot = self._new_snapshot()
         if self._owner.head.version is not None:
             self._catch_up(snapshot)
         return snapshot
+
+    def _new_snapshot(self) -> Snapshot:
+        return Snapshot(self.options.snapshot_dir, device_copy=self.options.device_copy)
 
     def _catch_up(self, snapshot: Snapshot) -> None:
         Receiver(self._store, snapshot, observe=self._observe).sync()
@@ -163,6 +176,7 @@ class Publisher:
             snapshot.require_held().manifest,
             snapshot,
             options=self.options,
+            density=self._density,
             phases=phases,
             observe=self._observe,
         )
@@ -170,11 +184,13 @@ class Publisher:
         table = sorted(delta.entries.values(), key=lambda entry: entry.meta.name)
         report = self._commit(snapshot, "delta", delta.parts, [], table, phases)
         self._deltas += 1
+        self._density = report.density
         return report
 
     def _commit_full(
         self, snapshot: Snapshot, table: Mapping[str, TensorEntry], phases: Phases
     ) -> PublishReport:
+        self.options.check(entry.meta for entry in table.values())
         full = FullWriter(self._writer(phases), snapshot, options=self.options, phases=phases)
         parts, files, entries = full.write(table, self._files)
         report = self._commit(snapshot, "full", parts, files, entries, phases)
@@ -211,7 +227,7 @@ class Publisher:
             fingerprint=model_fingerprint(table),
         )
         with phases("commit"):
-            version = self._writer(phases).finish(manifest)
+            version = self._writer(phases).finish(manifest, self.options.checksum)
             self._owner.commit(version)
         snapshot.apply((), version)
         return report_of(version)

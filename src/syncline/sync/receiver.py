@@ -7,10 +7,14 @@ from typing import Literal
 from syncline.abc import Engine, Observe, Store, ignore
 from syncline.errors import BaseVersionError, ConfigError
 from syncline.sync.checks import adopt, check_kind, verify_engine
+from syncline.sync.follow import Follower
+from syncline.sync.followed import number_of
 from syncline.sync.history import History
+from syncline.sync.layout import AUTO, CHOICES, foreign_layout
 from syncline.sync.phases import Phases
 from syncline.sync.pull import Pull
 from syncline.sync.reports import AppliedVersion
+from syncline.trace import Trace
 from syncline.types import Step
 from syncline.version import HeldVersion
 
@@ -21,12 +25,16 @@ class Receiver:
     """Keeps one engine on the versions of one store.
 
     Args:
-        store: where a `Publisher` writes.
+        store: where a `Publisher` writes, or another project's publisher.
         engine: what serves the weights; see `syncline.abc.Engine`.
         verify: `changed` proves each changed tensor's fingerprint from the bits that stood in the engine
             and the bits that replace them, before the first one is written, and reads the changed
             places back afterwards: O(changes). `full` also reads every tensor again after `sync`.
-        observe: told of every step in `syncline.sync.pull.STEPS` and the bytes done, for progress bars.
+        observe: told of every step in `syncline.sync.pull.STEPS` and the bytes done, for progress bars;
+            steps of fetching come from another thread.
+        trace: collects what ran when; see `syncline.Trace`.
+        layout: `syncline`, the name of a foreign layout (`syncline.interchange.NAMES`), or `auto`: what
+            lies in the store.
 
     Example:
         >>> import numpy as np, syncline
@@ -46,7 +54,11 @@ class Receiver:
         *,
         verify: Verify = "changed",
         observe: Observe | None = None,
+        trace: Trace | None = None,
+        layout: str = AUTO,
     ) -> None:
+        if layout not in CHOICES:
+            raise ConfigError(f"layout: expected one of {', '.join(CHOICES)}, found {layout!r}")
         if verify not in ("changed", "full"):
             raise ConfigError(f"verify: expected 'changed' or 'full', found {verify!r}")
         check_kind("store", store, Store)
@@ -55,12 +67,15 @@ class Receiver:
         self._engine = engine
         self._verify = verify
         self._observe = observe if observe is not None else ignore
+        self._trace = trace
+        self._layout = layout
+        self._follower: Follower | None = None
 
-    def sync(self, version: int | None = None, *, repair: bool = False) -> AppliedVersion:
+    def sync(self, version: int | str | None = None, *, repair: bool = False) -> AppliedVersion:
         """Bring the engine to `version`, by default the current one; do nothing if it is there.
 
         Args:
-            version: number of the version.
+            version: number of the version; in a foreign layout its identity.
             repair: believe nothing of what the engine says that it holds: start from a full version
                 and put right whatever differs. Cost: one full version fetched, every weight read.
 
@@ -76,10 +91,13 @@ class Receiver:
         After any of them but the last the engine holds the last version it committed, which may be
         one on the way.
         """
-        phases = Phases()
+        follower = self._foreign()
+        if follower is not None:
+            return follower.sync(version, repair=repair)
+        phases = Phases(self._trace)
         with phases("plan"):
             history = History.open(self._store)
-            target = history.target(version)
+            target = history.target(number_of(version))
         with phases("verify"):
             held = None if repair else self._held(history)
         with phases("plan"):
@@ -104,6 +122,22 @@ class Receiver:
             payload_bytes=pull.done_bytes,
             seconds=phases.seconds(),
         )
+
+    def _foreign(self) -> Follower | None:
+        """Return who follows the store if it is not in our own layout; a layout is found out once."""
+        if self._follower is None:
+            layout = foreign_layout(self._store, self._layout)
+            if layout is None:
+                return None
+            self._follower = Follower(
+                self._store,
+                layout,
+                self._engine,
+                verify=self._verify,
+                observe=self._observe,
+                trace=self._trace,
+            )
+        return self._follower
 
     def _held(self, history: History) -> HeldVersion | None:
         held = self._engine.held()

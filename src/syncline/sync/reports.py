@@ -54,6 +54,11 @@ class AppliedVersion:
         applied: numbers of the versions whose payload was applied on the way; empty if none was needed.
         changed: units that were overwritten, over all of them; `payload_bytes`: bytes fetched.
         seconds: by phase (`fetch`, `decode`, `apply`, `verify`, ...), and `total`.
+        layout: `syncline`, or the foreign layout that was followed. Of a foreign one, `version` counts what
+            the engine has followed, `run_id` is a digest of the version's name, and `manifest_sha256` tells
+            its files from others under that name.
+        identity: what the publisher of a foreign layout calls the version; None in a run of our own.
+        missing: guarantees that the layout, or the directory, did not give; short sentences.
     """
 
     run_id: str
@@ -64,6 +69,9 @@ class AppliedVersion:
     changed: int = 0
     payload_bytes: int = 0
     seconds: Mapping[str, float] = field(default_factory=dict)
+    layout: str = "syncline"
+    identity: str | None = None
+    missing: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values."""

@@ -10,11 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
+from syncline import device
 from syncline.abc import WeightSource
+from syncline.device import DeviceCopies
 from syncline.engines.memory import MemoryEngine
 from syncline.errors import BaseVersionError, LayoutError, StoreError
-from syncline.sync.checks import check_complete, check_tensor, fingerprint_all
+from syncline.sync.checks import check_complete, check_tensor
 from syncline.sync.detect import Difference
+from syncline.sync.fingerprints import fingerprints
 from syncline.sync.phases import Phases
 from syncline.types import Bits, TensorMeta, unsigned
 from syncline.version import HeldVersion, TensorEntry
@@ -25,9 +28,13 @@ class Snapshot(MemoryEngine):
 
     Args:
         directory: keep the bits in unnamed temporary files there; None: in memory.
+        device_copy: keep another copy beside weights in GPU memory, so that they are compared there.
     """
 
-    def __init__(self, directory: str | PathLike[str] | None = None) -> None:
+    def __init__(
+        self, directory: str | PathLike[str] | None = None, *, device_copy: bool = False
+    ) -> None:
+        self.copies = DeviceCopies() if device_copy else None
         self._directory = None if directory is None else Path(directory)
         super().__init__(allocate=self._allocate)
         self._filled: dict[str, TensorEntry] = {}
@@ -40,11 +47,13 @@ class Snapshot(MemoryEngine):
         """
         for meta, bits in source.tensors():
             copy = self.add(meta)
-            np.copyto(copy, bits)
-            fingerprint = fingerprint_all(meta, copy)
-            self._filled[meta.name] = TensorEntry(meta, fingerprint, None, None, None)
-        if not self._filled:
+            device.follow(bits)
+            for start, window in device.host_windows(bits, range(meta.unit_count)):
+                np.copyto(copy[start : start + window.size], window)
+        if not self.tensors():
             raise LayoutError("the source has no tensors; expected every tensor of the model")
+        for meta, fingerprint in fingerprints(self.tensors().values(), self.bits):
+            self._filled[meta.name] = TensorEntry(meta, fingerprint, None, None, None)
         return source.files()
 
     def refresh(self, source: WeightSource, phases: Phases) -> Mapping[str, TensorEntry]:
@@ -53,7 +62,7 @@ class Snapshot(MemoryEngine):
         seen: dict[str, TensorEntry] = {}
         for meta, bits in source.tensors():
             check_tensor(meta, base, seen)
-            difference = Difference(meta, self.bits(meta.name), bits, phases)
+            difference = Difference(meta, self.bits(meta.name), bits, phases, copies=self.copies)
             for _ in difference:
                 pass
             fingerprint = base.by_name[meta.name].fingerprint + difference.fingerprint

@@ -55,9 +55,10 @@ class VersionWriter:
         self._observe(Step(step, entry.size_bytes))
         return entry
 
-    def finish(self, manifest: Manifest) -> HeldVersion:
+    def finish(self, manifest: Manifest, checksum: str) -> HeldVersion:
         """Put index, table and manifest; return what identifies the version."""
-        self.put(names.INDEX, [index_format.dump(manifest)], "publish.index_written")
+        index = index_format.dump(manifest, checksum)
+        self.put(names.INDEX, [index], "publish.index_written")
         raw, table = manifest_format.dump(manifest)
         if table is not None:
             self.put(names.SIDECAR, [table], "publish.table_written")

@@ -48,6 +48,7 @@ def test_windows_are_copied_one_by_one() -> None:
     meta = TensorMeta("w", "BF16", (4,))
     bits = np.arange(4, dtype=np.uint16)
     none = np.empty(0, np.uint32), NO_BASE, NO_BASE
-    chunks = list(FULL.encode(meta, (Window(s, bits[s : s + 2], *none) for s in (0, 2))))
+    head, *chunks = list(FULL.encode(meta, (Window(s, bits[s : s + 2], *none) for s in (0, 2))))
     bits[:] = 0
+    assert head == b""
     assert chunks == [b"\0\0\1\0", b"\2\0\3\0"]

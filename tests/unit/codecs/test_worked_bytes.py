@@ -33,6 +33,7 @@ def worked_bytes(example: str) -> bytes:
         ("packed", "Example: BF16, shape `[1000]`", 1000),
         ("packed", "The same with window_units 512", 512),
         ("tight", "Example: the tensor of section 6.6", 1000),
+        ("indices", "Example, again the tensor of section 6.6", 1000),
     ],
 )
 def test_the_page_is_right(encoding: str, example: str, window_units: int) -> None:

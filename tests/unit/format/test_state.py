@@ -116,3 +116,11 @@ def test_a_damaged_sidecar_is_refused() -> None:
     document["held"]["sidecar"] = "AAAA" + document["held"]["sidecar"][4:]
     with pytest.raises(SynclineError):
         state.load(json.dumps(document).encode())
+
+
+@pytest.mark.parametrize("sidecar", ["\ud800", "é", "a", "a b="])
+def test_a_sidecar_that_is_not_base64_is_refused(sidecar: str) -> None:
+    document = json.loads(state.dump(state.DirectoryState("clean", HELD)))
+    document["held"]["sidecar"] = sidecar
+    with pytest.raises(FormatError, match="held.sidecar is not base64"):
+        state.load(json.dumps(document).encode())

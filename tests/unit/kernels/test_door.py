@@ -18,6 +18,16 @@ LOCKED = U16.copy()
 LOCKED.flags.writeable = False
 KEYS = kernels.seeds("t")
 
+HIGH = np.zeros(3, np.uint8)
+POSITIONS = np.arange(8, dtype=np.int64)
+
+
+def mapped(
+    positions: np.ndarray, axes: list[tuple[int, int, int]] | None = None, first: int = 0
+) -> object:
+    return kernels.map_positions(positions, U16, axes or [], first, 0)
+
+
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "widths differ": (lambda: kernels.diff(U16, U16.view(np.uint8)), "one width"),
     "lengths differ": (lambda: kernels.diff(U16, U16[:5]), "one length, not 8 and 5"),
@@ -40,8 +50,20 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         "2\\*\\*62 - 1",
     ),
     "three low bytes": (lambda: kernels.encode_gaps(U32, 3), "0, 1 or 2 low bytes"),
-    "three planes": (lambda: kernels.join_planes(np.zeros((3, 4), np.uint8)), "1, 2, 4 or 8 rows"),
+    "three planes": (
+        lambda: kernels.join_planes(np.zeros((3, 4), np.uint8)),
+        "1, 2, 4 or 8 byte planes",
+    ),
     "wide planes": (lambda: kernels.join_planes(np.zeros((2, 4), np.uint16)), "uint16"),
+    "planes of two lengths": (lambda: kernels.join_planes([HIGH, HIGH[:2]]), "one length"),
+    "narrow positions": (lambda: mapped(np.zeros(8, np.int32)), "not int32"),
+    "fewer positions": (lambda: mapped(POSITIONS[:7]), "7 positions for 8 units"),
+    "strides that do not fall": (lambda: mapped(POSITIONS, [(1, 2, 1), (6, 3, 2)]), "that fall"),
+    "axes within each other": (lambda: mapped(POSITIONS, [(3, 2, 1), (1, 4, 1)]), "that fall"),
+    "no stride": (lambda: mapped(POSITIONS, [(0, 2, 1)]), "that fall"),
+    "no count": (lambda: mapped(POSITIONS, [(1, 0, 1)]), "at least 1"),
+    "a block before 0": (lambda: mapped(POSITIONS, [], -1), "at -1 and 0"),
+    "no planes": (lambda: kernels.join_planes([]), "not 0"),
 }
 
 
@@ -53,7 +75,6 @@ def test_refused(case: str) -> None:
 
 
 EMPTY = np.zeros((0, 3), np.uint8)
-HIGH = np.zeros(3, np.uint8)
 
 
 @pytest.mark.parametrize(

@@ -87,13 +87,16 @@ def test_every_step_of_a_byte() -> None:
     np.testing.assert_array_equal(kernels.unsteps(old, kernels.steps(old, new)), new)
 
 
-@given(bits=arrays())
-def test_planes_come_back(bits: np.ndarray) -> None:
-    planes = kernels.split_planes(bits)
+@given(bits=arrays(), rotated=st.booleans())
+def test_planes_come_back(bits: np.ndarray, rotated: bool) -> None:
+    planes = reference.split_planes(bits, rotated=rotated)
     assert planes.shape == (bits.itemsize, bits.size)
+    last = bits.dtype.type(8 * bits.itemsize - 1)
+    units = bits << bits.dtype.type(1) | bits >> last if rotated else bits
     for place, plane in enumerate(planes):
-        np.testing.assert_array_equal(plane, bits >> bits.dtype.type(8 * place) & 0xFF)
-    np.testing.assert_array_equal(kernels.join_planes(planes), bits, strict=True)
+        np.testing.assert_array_equal(plane, units >> bits.dtype.type(8 * place) & 0xFF)
+    back = reference.join_planes(planes, rotated=rotated)
+    np.testing.assert_array_equal(back, bits, strict=True)
 
 
 @pytest.mark.parametrize(

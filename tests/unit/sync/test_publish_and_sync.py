@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from safetensors.numpy import save_file
 
 from syncline import MemoryEngine, MemoryStore, Publisher, Receiver
 from syncline.abc import WeightSource
+from syncline.commit.recorded import Recorded
 from syncline.errors import ConfigError, StoreError
 from syncline.sync import detect
 from syncline.sync.history import History
@@ -318,13 +318,13 @@ def test_interrupt_after_the_last_write_leaves_bits_and_version_of_one_kind() ->
     weights["w"][7] = 1
     publisher.publish(weights)
 
-    class Interrupted(tempfile.SpooledTemporaryFile):  # type: ignore[type-arg]
+    class Interrupted(Recorded):
         def __exit__(self, *arguments: object) -> None:
             super().__exit__(*arguments)
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("syncline.commit.overwrite.tempfile.SpooledTemporaryFile", Interrupted)
+        patch.setattr("syncline.commit.overwrite.Recorded", Interrupted)
         with pytest.raises(KeyboardInterrupt):
             engine_apply_only(store, engine)
     held = engine.held()

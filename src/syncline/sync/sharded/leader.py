@@ -169,7 +169,7 @@ class Leader:
             fingerprint_before=before,
             fingerprint=model_fingerprint(entries),
         )
-        version = writer.finish(manifest)
+        version = writer.finish(manifest, self._options.checksum)
         try:
             self._owner.commit(version)
         except TransportError as error:
