@@ -10,7 +10,7 @@ receiver.sync()                                      # in the engine
 from syncline.channels import MemoryChannel
 from syncline.engines import CheckpointDir, MemoryEngine, TorchModule
 from syncline.errors import SynclineError, TornUpdateError
-from syncline.sources import CheckpointSource, MemorySource
+from syncline.sources import CheckpointSource, MemorySource, watch
 from syncline.stores import FilesystemStore, MemoryStore, open_store
 from syncline.sync import (
     AppliedVersion,
@@ -19,6 +19,7 @@ from syncline.sync import (
     Ranks,
     Receiver,
     ShardedPublisher,
+    convert,
 )
 from syncline.trace import Trace
 from syncline.types import TensorMeta
@@ -44,5 +45,7 @@ __all__ = [
     "TorchModule",
     "TornUpdateError",
     "Trace",
+    "convert",
     "open_store",
+    "watch",
 ]

@@ -97,7 +97,7 @@ def device_bits(name: str, tensor: Any) -> tuple[TensorMeta, DeviceBits]:
     """
     meta = torch_meta(name, tensor)
     unsigned_dtype = getattr(torch_module(), unsigned(meta.unit_bytes).name)
-    return meta, _flat(tensor, meta.unit_bytes).view(unsigned_dtype)
+    return meta, torch_integers(tensor, meta.unit_bytes).view(unsigned_dtype)
 
 
 def torch_meta(name: str, tensor: Any) -> TensorMeta:
@@ -147,17 +147,25 @@ def _numpy_bits(name: str, array: np.ndarray[Any, Any]) -> tuple[TensorMeta, Bit
     return meta, plain.reshape(-1).view(unsigned(meta.unit_bytes))
 
 
-def _torch_bits(tensor: Any, unit_bytes: int) -> Bits:
-    if tensor.numel() == 0:
-        return np.empty(0, unsigned(unit_bytes))
-    raw: Bits = _flat(tensor, unit_bytes).cpu().numpy()
-    return raw.view(unsigned(unit_bytes))
+def torch_integers(tensor: Any, unit_bytes: int) -> Any:
+    """Return the units of a plain torch tensor as a flat tensor of integers, on the same device.
 
-
-def _flat(tensor: Any, unit_bytes: int) -> Any:
-    """Return a tensor's units as integers in order, in its own memory if they lie so."""
+    Aliasing: a view of the tensor's memory if that is contiguous, else a copy.
+    """
     torch = torch_module()
     integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[unit_bytes]
     # Copies are made of integers: torch would turn every byte of a bool that is not 0 into 1.
     plain = tensor.detach().resolve_conj().resolve_neg().view(integer)
     return plain.contiguous().reshape(-1)
+
+
+def host_bits(integers: Any) -> Bits:
+    """Return what `torch_integers` gave as bits in host memory: a view if it lies there already."""
+    raw: Bits = integers.cpu().numpy()
+    return raw.view(unsigned(raw.itemsize))
+
+
+def _torch_bits(tensor: Any, unit_bytes: int) -> Bits:
+    if tensor.numel() == 0:
+        return np.empty(0, unsigned(unit_bytes))
+    return host_bits(torch_integers(tensor, unit_bytes))

@@ -19,7 +19,7 @@ from syncline.sync.checks import check_complete, check_tensor
 from syncline.sync.detect import Difference
 from syncline.sync.fingerprints import fingerprints
 from syncline.sync.phases import Phases
-from syncline.types import Bits, TensorMeta, unsigned
+from syncline.types import Bits, DeviceBits, Fingerprint, TensorMeta, unsigned
 from syncline.version import HeldVersion, TensorEntry
 
 
@@ -62,13 +62,25 @@ class Snapshot(MemoryEngine):
         seen: dict[str, TensorEntry] = {}
         for meta, bits in source.tensors():
             check_tensor(meta, base, seen)
-            difference = Difference(meta, self.bits(meta.name), bits, phases, copies=self.copies)
+            difference = self.difference(meta, bits, phases, range(meta.unit_count))
             for _ in difference:
                 pass
             fingerprint = base.by_name[meta.name].fingerprint + difference.fingerprint
             seen[meta.name] = TensorEntry(meta, fingerprint, None, None, None)
         check_complete(base, seen)
         return seen
+
+    def difference(
+        self, meta: TensorMeta, bits: Bits | DeviceBits, phases: Phases, units: range
+    ) -> Difference:
+        """Return what differs in these units; iterating it makes the snapshot hold them."""
+        return Difference(meta, self.bits(meta.name), bits, phases, units, self.copies)
+
+    def confirm(self, meta: TensorMeta, fingerprint: Fingerprint) -> None:
+        """Do nothing: every bit was compared."""
+
+    def check_unwritten(self) -> None:
+        """Do nothing: nobody else writes a copy."""
 
     def table(self) -> Mapping[str, TensorEntry]:
         """Return the tensors and fingerprints that the snapshot holds."""
