@@ -37,7 +37,7 @@ def tensors(density: float = 0.01, seed: int = 0) -> Iterator[tuple[TensorMeta, 
 
     A little less than `density` of each changes, since places may be drawn twice.
     """
-    import torch  # noqa: PLC0415
+    import torch
 
     generator = torch.Generator().manual_seed(seed)
     for name, shape in shapes():

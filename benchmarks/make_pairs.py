@@ -42,7 +42,7 @@ def make(config: DemoConfig, apart: Sequence[int], out: Path, *, is_warm: bool) 
     Args:
         is_warm: masters start anywhere in the rounding cell of their weight, not on the weight.
     """
-    from safetensors.torch import save_file  # noqa: PLC0415
+    from safetensors.torch import save_file
 
     warm = max(apart)
     wanted = {0, warm, *apart, *(warm + steps for steps in apart)}
@@ -145,7 +145,7 @@ def main() -> None:
     arguments = parser.parse_args()
     measured_on = machine()
     if arguments.threads is not None:
-        import torch  # noqa: PLC0415
+        import torch
 
         torch.set_num_threads(arguments.threads)
     runs, figures = [], []

@@ -30,11 +30,13 @@ LEVELS = {
     "channels": 3,
     "engines": 3,
     "commit": 3,
+    "hotload": 3,
     "plan": 3,
     "interchange": 3,
     "sync": 4,
     "bench": 5,
     "cli": 5,
+    "serving": 5,
     "demo": 5,
     "": 5,
 }
@@ -50,6 +52,7 @@ SIDEWAYS = {
     ("interchange", "codecs"),
     ("cli", "demo"),
     ("cli", "bench"),
+    ("cli", "serving"),
 }
 
 

@@ -9,6 +9,7 @@ are made by this script only, never by hand.
     payloads/CASE.json     a tensor before and after, and its payload in every encoding
     foreign/CASE.json      a legal payload that Syncline itself does not write
     runs/NAME/             a whole run; runs/NAME.expected/ has the tensors of every version
+    layouts/NAME/          versions as another project's publisher leaves them, and what they stand for
     slime/NAME/            a directory in the slime layout, for every encoding and checksum
     bad/cases.json         inputs that must be refused, and what the refusal says
 """
@@ -21,6 +22,7 @@ from pathlib import Path
 
 import zstandard
 from golden_bad import write_bad
+from golden_layouts import write_layouts
 from golden_payloads import write_foreign, write_payloads
 from golden_runs import write_runs
 from golden_slime import write_slime
@@ -28,7 +30,7 @@ from golden_slime import write_slime
 from syncline.format import strict_json
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
-MADE = ("payloads", "foreign", "runs", "slime", "bad")
+MADE = ("payloads", "foreign", "runs", "slime", "layouts", "bad")
 
 
 def main(directory: Path) -> None:
@@ -41,6 +43,7 @@ def main(directory: Path) -> None:
     write_payloads(directory / "payloads")
     write_foreign(directory / "foreign")
     write_runs(directory / "runs")
+    write_layouts(directory / "layouts")
     write_slime(directory / "slime")
     write_bad(directory / "bad", directory / "runs")
 

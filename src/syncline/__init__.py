@@ -12,7 +12,7 @@ from syncline.engines import CheckpointDir, MemoryEngine, TorchModule
 from syncline.errors import SynclineError, TornUpdateError
 from syncline.sources import CheckpointSource, MemorySource, watch
 from syncline.stores import FilesystemStore, MemoryStore, open_store
-from syncline.sync import AppliedVersion, Publisher, PublishReport, Receiver
+from syncline.sync import AppliedVersion, Publisher, PublishReport, Receiver, convert
 from syncline.trace import Trace
 from syncline.types import TensorMeta
 
@@ -35,6 +35,7 @@ __all__ = [
     "TorchModule",
     "TornUpdateError",
     "Trace",
+    "convert",
     "open_store",
     "watch",
 ]

@@ -147,18 +147,6 @@ def _numpy_bits(name: str, array: np.ndarray[Any, Any]) -> tuple[TensorMeta, Bit
     return meta, plain.reshape(-1).view(unsigned(meta.unit_bytes))
 
 
-def _torch_bits(tensor: Any, unit_bytes: int) -> Bits:
-    if tensor.numel() == 0:
-        return np.empty(0, unsigned(unit_bytes))
-    return host_bits(torch_integers(tensor, unit_bytes))
-
-
-def host_bits(integers: Any) -> Bits:
-    """Return what `torch_integers` gave as bits in host memory: a view if it lies there already."""
-    raw: Bits = integers.cpu().numpy()
-    return raw.view(unsigned(raw.itemsize))
-
-
 def torch_integers(tensor: Any, unit_bytes: int) -> Any:
     """Return the units of a plain torch tensor as a flat tensor of integers, on the same device.
 
@@ -169,3 +157,15 @@ def torch_integers(tensor: Any, unit_bytes: int) -> Any:
     # Copies are made of integers: torch would turn every byte of a bool that is not 0 into 1.
     plain = tensor.detach().resolve_conj().resolve_neg().view(integer)
     return plain.contiguous().reshape(-1)
+
+
+def host_bits(integers: Any) -> Bits:
+    """Return what `torch_integers` gave as bits in host memory: a view if it lies there already."""
+    raw: Bits = integers.cpu().numpy()
+    return raw.view(unsigned(raw.itemsize))
+
+
+def _torch_bits(tensor: Any, unit_bytes: int) -> Bits:
+    if tensor.numel() == 0:
+        return np.empty(0, unsigned(unit_bytes))
+    return host_bits(torch_integers(tensor, unit_bytes))

@@ -12,6 +12,7 @@
     │  ├─ TransportUnavailableError        a package, device or permission is missing
     │  ├─ TransportTimeoutError (TimeoutError)
     │  ├─ PeerLostError (ConnectionError)
+    │  ├─ EndpointError                    an HTTP endpoint refused a request, or cannot serve it
     │  └─ StoreError (OSError)             a store refused or failed
     │     ├─ ObjectNotFoundError           no object has this key
     │     └─ ObjectExistsError             a create-only put met an object
@@ -88,6 +89,18 @@ class TransportTimeoutError(TransportError, TimeoutError):
 
 class PeerLostError(TransportError, ConnectionError):
     """The other side went away."""
+
+
+class EndpointError(TransportError):
+    """An HTTP endpoint refused a request, or could not serve it before the deadline.
+
+    Attributes:
+        status: the HTTP status that it answered.
+    """
+
+    def __init__(self, message: str, *, status: int) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class StoreError(TransportError, OSError):

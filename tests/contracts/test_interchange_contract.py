@@ -21,9 +21,13 @@ METAS = (
     TensorMeta("norm", "U8", (7,)),
 )
 SETTINGS = {
-    "slime": [(encoding, name) for encoding in ("xor", "overwrite") for name in checksums.NAMES]
+    "slime": [(encoding, name) for encoding in ("xor", "overwrite") for name in checksums.NAMES],
+    "fireworks": [("arc_v2", "adler32")],
 }
 """Encodings and checksums that a layout writes; a layout that writes must have some here."""
+
+EVERY_TENSOR = ("fireworks",)
+"""Layouts whose deltas carry every tensor, changed or not."""
 
 Weights = dict[str, tuple[TensorMeta, Bits]]
 
@@ -141,13 +145,14 @@ def test_what_is_written_is_read_bit_for_bit_and_recognised(store, rng, layout, 
     assert layout.versions(store, [full, delta]) == [full, delta]
     assert (delta.base, delta.kind, delta.encoding) == (full.identity, "delta", encoding)
     assert (delta.checksum, full.kind) == (checksum, "full")
-    assert [tensor.name for tensor in delta.tensors] == ["layers.0.w", "layers.1.w"]
+    carried = ["layers.0.w", "layers.1.w", *(["norm"] if layout.name in EVERY_TENSOR else [])]
+    assert [tensor.name for tensor in delta.tensors] == carried
     assert all(tensor.payload_bytes > 0 for tensor in delta.tensors)
     assert {info.key for info in store.list()} == {
         info.key for version in (full, delta) for info in version.objects
     }
     assert_same(read(layout, store, full, None), states[0])
-    changed = {name: states[1][name] for name in ("layers.0.w", "layers.1.w")}
+    changed = {name: states[1][name] for name in carried}
     assert_same(read(layout, store, delta, states[0]), changed)
     assert interchange.recognise(store) == layout.name
 
@@ -178,6 +183,8 @@ def test_a_base_without_the_tensor_is_a_clear_error(store, rng, layout, encoding
     [
         ForeignVersion("x", "1", "0", "delta", "no such encoding", "adler32"),
         ForeignVersion("x", "1", None, "full", "no such encoding", None),
+        ForeignVersion("x", "a/b", None, "full", "raw", None),
+        ForeignVersion("x", "", None, "full", "raw", None),
     ],
 )
 def test_settings_that_a_layout_lacks_are_refused_and_nothing_is_written(store, layout, version):

@@ -1,4 +1,4 @@
-"""Run functions of modelexpress and cwtrain as they are: `python foreign_side.py FUNCTION ARGUMENTS...`
+"""Run functions of modelexpress, cwtrain and fireworks_delta_compression as they are: `python foreign_side.py FUNCTION ARGUMENTS...`
 
 Runs in the environment that scripts/cross_env.sh makes, never in Syncline's. What it finds is printed as
 one line of JSON. Objects "in S3" are files below a directory.
@@ -145,6 +145,37 @@ def modelexpress_publish(run: str, group: str, seed: str, *checkpoints: str) -> 
     return {"versions": names}
 
 
+def fireworks_compress(base: str, new: str, out: str, arc: str) -> dict:
+    """Compress every safetensors file of a checkpoint against the file of the same name in its base."""
+    from fireworks_delta_compression.compression import delta_compress_files_to_file
+
+    Path(out).mkdir(parents=True)
+    for path in sorted(Path(base).glob("*.safetensors")):
+        delta_compress_files_to_file(
+            src=str(path),
+            dst=str(Path(new) / path.name),
+            diff_file=str(Path(out) / path.name),
+            compression_format=arc,
+        )
+    return {}
+
+
+def fireworks_apply(base: str, delta: str, arc: str, how: str) -> dict:
+    """Apply a snapshot to a checkpoint's files, one by one, by either of the package's functions."""
+    from fireworks_delta_compression.compression import (
+        decompress_delta_into_source,
+        delta_decompress_inplace,
+    )
+
+    for path in sorted(Path(base).glob("*.safetensors")):
+        diff = str(Path(delta) / path.name)
+        if how == "inplace":
+            delta_decompress_inplace(base_path=str(path), diff_path=diff, compression_format=arc)
+        else:
+            decompress_delta_into_source(diff, str(path), arc)
+    return {}
+
+
 FUNCTIONS = {
     function.__name__: function
     for function in (
@@ -153,6 +184,8 @@ FUNCTIONS = {
         cwtrain_apply,
         modelexpress_apply,
         modelexpress_publish,
+        fireworks_compress,
+        fireworks_apply,
     )
 }
 

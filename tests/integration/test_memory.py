@@ -15,7 +15,7 @@ CHILD = textwrap.dedent(
     import json, resource, sys
     import numpy as np
     from safetensors.numpy import load_file
-    from syncline import CheckpointDir, CheckpointSource, FilesystemStore, Publisher, Receiver
+    from syncline import CheckpointDir, CheckpointSource, FilesystemStore, Publisher, Receiver, convert
 
     job, root, encoding = sys.argv[1:]
     store = FilesystemStore(root + "/store")
@@ -40,6 +40,8 @@ CHILD = textwrap.dedent(
         publisher = Publisher(store, encoding=encoding, snapshot_dir=root + "/snapshot",
                               memory_bytes=8 << 20)
         publisher.publish(CheckpointSource(root + "/new"))
+    elif job == "convert":
+        convert(store, FilesystemStore(root + "/out"), encoding, work_dir=root)
     else:
         Receiver(store, CheckpointDir(root + "/engine")).sync()
     stop.set()
@@ -98,3 +100,18 @@ def test_extra_memory_does_not_grow_with_the_model(encoding: str, tmp_path: Path
     for job in ("publish", "pull"):
         extra = json.loads(child(CHILD, job, str(tmp_path), encoding))["extra_bytes"]
         assert extra < MODEL_BYTES / 3, f"{job}: {extra / 1e6:.0f} MB"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["slime", "fireworks", "syncline"])
+def test_extra_memory_of_a_conversion_does_not_grow_with_the_model(
+    layout: str, tmp_path: Path
+) -> None:
+    from syncline import CheckpointSource, Publisher, open_store
+
+    child(MAKE, str(tmp_path))
+    publisher = Publisher(open_store(tmp_path / "store"), snapshot_dir=tmp_path)
+    for name in ("old", "new"):
+        publisher.publish(CheckpointSource(tmp_path / name))
+    extra = json.loads(child(CHILD, "convert", str(tmp_path), layout))["extra_bytes"]
+    assert extra < MODEL_BYTES / 3, f"{layout}: {extra / 1e6:.0f} MB"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import ClassVar
 
 import numpy as np
@@ -36,18 +36,9 @@ class Xor(Codec):
 
     def decode(self, meta: TensorMeta, payload: Buffer, base: Bits) -> Iterator[Changes]:
         """Yield the changes of one piece of the tensor after another."""
-        units = PIECE_BYTES // meta.unit_bytes
-        nothing = np.zeros(min(units, meta.unit_count), unsigned(meta.unit_bytes))
         with blaming(meta, self.name):
             reader = zstd.Reader(payload, "byte 0", meta.nbytes)
-            for start in range(0, max(meta.unit_count, 1), units):
-                stop = min(start + units, meta.unit_count)
-                piece = reader.read((stop - start) * meta.unit_bytes)
-                dense = np.frombuffer(piece, nothing.dtype)
-                offsets, _, flips = kernels.diff(nothing[: stop - start], dense)
-                if offsets.size:
-                    old = kernels.gather(base[start:stop], offsets)
-                    yield Changes(start, offsets, kernels.xor(old, flips))
+            yield from changes_from(meta, reader.read, base)
 
     def predict_bytes(self, meta: TensorMeta, changed: int) -> int:
         """Return about the size for optimizer steps that lie anywhere alike."""
@@ -58,6 +49,24 @@ class Xor(Codec):
         blocks_bytes = _PREDICTED_BLOCK_BYTES * (meta.nbytes >> 17)
         places_bytes = _PREDICTED_PLACE_RATIO * place_bytes(meta, changed)
         return int(_FRAME_BYTES + blocks_bytes + places_bytes + change_bytes * changed)
+
+
+def changes_from(meta: TensorMeta, read: Callable[[int], bytes], base: Bits) -> Iterator[Changes]:
+    """Yield the changes that a tensor's dense XOR stands for, one piece of it after another.
+
+    Args:
+        read: returns so many next bytes of the XOR, or raises.
+        base: (meta.unit_count,) bits that it was made on.
+    """
+    units = PIECE_BYTES // meta.unit_bytes
+    nothing = np.zeros(min(units, meta.unit_count), unsigned(meta.unit_bytes))
+    for start in range(0, max(meta.unit_count, 1), units):
+        stop = min(start + units, meta.unit_count)
+        dense = np.frombuffer(read((stop - start) * meta.unit_bytes), nothing.dtype)
+        offsets, _, flips = kernels.diff(nothing[: stop - start], dense)
+        if offsets.size:
+            old = kernels.gather(base[start:stop], offsets)
+            yield Changes(start, offsets, kernels.xor(old, flips))
 
 
 def _dense(window: Window) -> memoryview:

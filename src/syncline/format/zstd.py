@@ -142,6 +142,21 @@ def decompress_exactly(frame: Buffer, where: str, size_bytes: int) -> bytes:
     return _inflate(frame, where)
 
 
+def beginning(start: Buffer, where: str, size_bytes: int) -> bytes:
+    """Return the first `size_bytes` of a frame's content, or fewer if `start` does not hold as many.
+
+    Args:
+        start: the first bytes of the frame; the frame itself is not checked.
+
+    Raises:
+        CodecError: no frame begins there, or it is damaged.
+    """
+    try:
+        return zstandard.ZstdDecompressor().stream_reader(start).read(size_bytes)
+    except zstandard.ZstdError as error:
+        raise CodecError(f"{where}: {error}") from error
+
+
 class Reader:
     """The content of one frame, in order, a piece at a time.
 

@@ -12,13 +12,17 @@ from types import MappingProxyType
 from syncline.abc import Interchange, Store
 from syncline.errors import ConfigError, FormatError
 from syncline.format import names
+from syncline.interchange.fireworks import Fireworks
+from syncline.interchange.grail import Grail
+from syncline.interchange.skyrl import SkyRL
 from syncline.interchange.slime import Slime
+from syncline.interchange.trl import Trl
 
 SYNCLINE = "syncline"
 """What `recognise` calls a run of our own, which is read through its manifests."""
 
 LAYOUTS: Mapping[str, Interchange] = MappingProxyType(
-    {layout.name: layout for layout in (Slime(),)}
+    {layout.name: layout for layout in (Slime(), Trl(), Grail(), SkyRL(), Fireworks())}
 )
 """Every foreign layout by name; all are stateless, so one instance serves all threads."""
 

@@ -19,13 +19,11 @@ from syncline.abc import Base, Interchange, Store
 from syncline.codecs.payload import placing
 from syncline.errors import ConfigError, FormatError, LayoutError
 from syncline.format import companions, names
-from syncline.interchange import chain, slime_directory, slime_index, slime_write
+from syncline.interchange import chain, raw, slime_directory, slime_index, slime_write
 from syncline.interchange.headers import Slot
 from syncline.interchange.proving import proved
 from syncline.types import Bits, Changes, Span, TensorMeta, Window, unsigned
 from syncline.version import ForeignVersion
-
-_SPAN_BYTES = 8 << 20
 
 
 class Slime(Interchange):
@@ -158,7 +156,7 @@ def _changes(
     version: ForeignVersion,
     expected: str | None,
 ) -> Iterator[Changes | Span]:
-    payload = store.get(slot.key, slot.start, slot.stop)
+    payload = raw.payload(store, slot)
     with placing(slot.key, meta.name):
         pieces = codecs.get(version.encoding).decode(meta, payload, bits)
         if version.checksum is None or expected is None:
@@ -171,7 +169,7 @@ def _changes(
 def _full(
     store: Store, slot: Slot, checksum: str | None, expected: str | None
 ) -> Iterator[Changes | Span]:
-    spans = _spans(store, slot)
+    spans = raw.spans(store, slot)
     if checksum is None or expected is None:
         yield from spans
         return
@@ -179,16 +177,3 @@ def _full(
     yield from proved(
         slot.meta, spans, nothing, checksum=checksum, expected=expected, where=slot.key
     )
-
-
-def _spans(store: Store, slot: Slot) -> Iterator[Span]:
-    dtype = unsigned(slot.meta.unit_bytes)
-    for start in range(slot.start, slot.stop, _SPAN_BYTES):
-        stop = min(start + _SPAN_BYTES, slot.stop)
-        raw = store.get(slot.key, start, stop)
-        if len(raw) != stop - start:
-            raise FormatError(
-                f"{slot.key}: expected {stop - start} bytes from byte {start} on, found {len(raw)}: the "
-                "file was cut short while it was read"
-            )
-        yield Span((start - slot.start) // slot.meta.unit_bytes, np.frombuffer(raw, dtype))

@@ -121,6 +121,10 @@ class _Passing:
 
 def _check(version: ForeignVersion, files: Mapping[str, bytes]) -> None:
     allowed = (RAW,) if version.kind == "full" else INTERCHANGE_ENCODINGS
+    if "/" in version.identity or not version.identity:
+        raise ConfigError(
+            f"identity: in the slime layout it names a directory, found {version.identity!r}"
+        )
     if version.encoding not in allowed:
         raise ConfigError(
             f"encoding: a {version.kind} version in the slime layout has one of {allowed}, found "

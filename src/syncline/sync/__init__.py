@@ -1,7 +1,8 @@
 """The only package that joins stages: publisher on the trainer's side, receiver on the engine's."""
 
+from syncline.sync.conversion import convert
 from syncline.sync.publisher import Publisher
 from syncline.sync.receiver import Receiver
-from syncline.sync.reports import AppliedVersion, PublishReport
+from syncline.sync.reports import AppliedVersion, Notice, PublishReport
 
-__all__ = ["AppliedVersion", "PublishReport", "Publisher", "Receiver"]
+__all__ = ["AppliedVersion", "Notice", "PublishReport", "Publisher", "Receiver", "convert"]

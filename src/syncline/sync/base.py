@@ -11,7 +11,7 @@ from typing import Protocol
 
 from syncline.abc import WeightSource
 from syncline.sync.phases import Phases
-from syncline.types import Bits, Fingerprint, Record, TensorMeta, Window
+from syncline.types import Bits, DeviceBits, Fingerprint, Record, TensorMeta, Window
 from syncline.version import HeldVersion, TensorEntry
 
 
@@ -53,7 +53,9 @@ class Base(Protocol):
     def bits(self, name: str) -> Bits:
         """Return the bits that are being published; valid once they were taken over or iterated."""
 
-    def difference(self, meta: TensorMeta, bits: Bits, phases: Phases, units: range) -> Windows:
+    def difference(
+        self, meta: TensorMeta, bits: Bits | DeviceBits, phases: Phases, units: range
+    ) -> Windows:
         """Return what differs in some units of these bits, for a delta; iterated on any thread.
 
         Args:

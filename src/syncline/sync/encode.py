@@ -59,8 +59,8 @@ class DeltaEncoder:
         *,
         checksum: str,
     ) -> None:
-        self._difference = difference
         self._checksum = checksum
+        self._difference = difference
         self._encoding = encoding
         self._phases = phases
 

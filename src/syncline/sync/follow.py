@@ -11,22 +11,23 @@ from typing import Literal, TypeVar
 from syncline import kernels
 from syncline.abc import Engine, Interchange, Observe, Store
 from syncline.commit.journal import Journal, JournalWriter
-from syncline.errors import FormatError, LayoutError, VerifyError
+from syncline.errors import FormatError, VerifyError
 from syncline.format import head as head_format
 from syncline.format.part import temporary_file
 from syncline.interchange import chain
 from syncline.sync import followed
 from syncline.sync.checks import check_layout, fingerprint_all, verify_engine
 from syncline.sync.decode import to_record
+from syncline.sync.engine_base import EngineBase
 from syncline.sync.fingerprints import fingerprints
-from syncline.sync.found import Found, only_spans
+from syncline.sync.found import Found, only_spans, stage_tensor
 from syncline.sync.history import read_head
 from syncline.sync.phases import Phases
 from syncline.sync.reports import AppliedVersion
 from syncline.sync.slices import Slice, in_batches, whole
 from syncline.sync.writer import model_fingerprint
 from syncline.trace import Trace
-from syncline.types import ZERO, Bits, Changes, Fingerprint, Record, Span, Step, TensorMeta
+from syncline.types import ZERO, Changes, Fingerprint, Record, Span, Step, TensorMeta
 from syncline.version import ForeignVersion, HeldVersion, TensorEntry
 
 T = TypeVar("T")
@@ -123,48 +124,31 @@ class Follower:
         raw = read_head(self._store) if version is None else None
         return chain.find(versions, version if raw is None else head_format.load(raw).version)
 
-    def _base(self, name: str) -> tuple[TensorMeta, Bits]:
-        metas = self._engine.tensors()
-        if name not in metas:
-            raise LayoutError(
-                f"tensor {name!r} is not in the base: the engine holds no tensor of this name; the two "
-                "sides name the model's tensors differently",
-                tensor=name,
-            )
-        # A tied name may be found under another one.
-        return replace(metas[name], name=name), self._engine.view(name)
-
     def _delta(self, at: ForeignVersion, held: HeldVersion | None, phases: Phases) -> HeldVersion:
-        table = self._table(held, phases)
+        base = EngineBase(self._engine)
+        table = self._table(base, held, phases)
         before = model_fingerprint(table.values())
         with tempfile.SpooledTemporaryFile(_STAGED_IN_MEMORY_BYTES) as file:
             stage = JournalWriter(file)
-            done: set[str] = set()
-            for found in self._decoded(at, phases):
-                meta = found.meta
-                if meta.name in done:
-                    raise FormatError(
-                        f"version {at.identity!r}: tensor {meta.name!r} came twice",
-                        tensor=meta.name,
-                    )
-                done.add(meta.name)
-                entry = table.get(meta.name)
-                total = self._fingerprint(meta) if entry is None else entry.fingerprint
+            done: dict[str, Found] = {}
+            for found in self._decoded(at, base, phases):
                 with phases("stage"):
-                    for item in found.records():
-                        stage.add(item)
-                table[meta.name] = TensorEntry(meta, total + found.difference, None, None, None)
+                    stage_tensor(found, done, stage)
                 self._changed += found.changed
-                self._reached(meta.name)
+                self._reached(found.carried)
             with temporary_file():
                 seal = stage.finish()
+            for name, found in done.items():
+                entry = table.get(name)
+                total = self._fingerprint(found.meta) if entry is None else entry.fingerprint
+                table[name] = TensorEntry(found.meta, total + found.difference, None, None, None)
             after = followed.record(at, held, table, before)
             with phases("apply"):
                 staged = Journal(file, f"stage of version {at.identity!r}", seal)
                 self._engine.apply(staged, after)
         return after
 
-    def _decoded(self, at: ForeignVersion, phases: Phases) -> Iterator[Found]:
+    def _decoded(self, at: ForeignVersion, base: EngineBase, phases: Phases) -> Iterator[Found]:
         """Yield what a delta changes, tensor by tensor; on the thread pool where the layout allows it."""
 
         def decode(found: Found) -> Found:
@@ -173,22 +157,28 @@ class Follower:
                     found.take_all()
             return found
 
+        def begun(meta: TensorMeta, pieces: Iterator[Changes | Span]) -> Found:
+            bits = self._engine.view(meta.name)
+            listed = replace(meta, name=base.listed(meta.name, bits))
+            return Found(meta.name, listed, pieces, bits)
+
         work = (
-            (whole(meta), partial(decode, Found(meta, pieces, self._engine.view(meta.name))))
-            for meta, pieces in self._layout.read(self._store, at, self._base)
+            (whole(meta), partial(decode, begun(meta, pieces)))
+            for meta, pieces in self._layout.read(self._store, at, base)
         )
         return self._each(work, phases)
 
     def _each(self, work: Iterable[tuple[Slice, Callable[[], T]]], phases: Phases) -> Iterator[T]:
         return in_batches(work, phases) if self._layout.is_concurrent else (do() for _, do in work)
 
-    def _table(self, held: HeldVersion | None, phases: Phases) -> dict[str, TensorEntry]:
-        metas = self._engine.tensors()
+    def _table(
+        self, base: EngineBase, held: HeldVersion | None, phases: Phases
+    ) -> dict[str, TensorEntry]:
         if held is not None:
-            check_layout(metas, held.manifest)
+            check_layout(base.metas, held.manifest)
             return dict(held.manifest.by_name)
         with phases("verify"):
-            found = fingerprints(metas.values(), self._engine.view)
+            found = fingerprints(base.metas.values(), self._engine.view)
             return {meta.name: TensorEntry(meta, total, None, None, None) for meta, total in found}
 
     def _fingerprint(self, meta: TensorMeta) -> Fingerprint:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from syncline import kernels
 from syncline.abc import Interchange, Observe, Store, ignore
 from syncline.engines import CheckpointDir
 from syncline.errors import FormatError, SynclineError
@@ -32,7 +33,8 @@ class ForeignVerdict:
     Attributes:
         version: the version.
         mismatches: where the directory differs.
-        unproved: tensors that no version of the chain carries, so that nothing says what they must be.
+        unproved: tensors of which nothing says what they must be: no version of the chain carries them, or
+            only one without digests, and no full version leads up to it.
         total: tensors in the directory.
     """
 
@@ -47,8 +49,9 @@ def verify_foreign(
 ) -> ForeignVerdict:
     """Compare a checkpoint directory with a version: every tensor with the newest that is known of it.
 
-    That is the digest out of the last version that carries the tensor, or its bits in a full version. Nothing
-    is rebuilt. Reads the directory once.
+    That is the digest out of the last version that carries the tensor, or its bits in a full version. Only
+    where deltas have no digests is the version rebuilt from a full one, in unnamed temporary files. Reads the
+    directory once.
 
     Raises:
         SynclineError: the store or the directory cannot be read.
@@ -57,7 +60,7 @@ def verify_foreign(
     target = chain.find(versions, version)
     steps = chain.back(versions, target)
     carriers = {tensor.name: at for at in reversed(steps) for tensor in at.tensors}
-    shapes = {tensor.name: tensor for tensor in steps[-1].tensors if tensor.dtype is not None}
+    shapes = {tensor.name: tensor for tensor in steps[-1].tensors if tensor.shape is not None}
     source = CheckpointSource(directory)
     metas = source.metas()
     is_known = steps[-1].kind == "full"
@@ -82,6 +85,12 @@ def verify_foreign(
             unproved.append(meta.name)
         done_bytes += meta.nbytes
         observe(Step("verify.tensor", done_bytes, sum(item.nbytes for item in metas.values())))
+    bare = {name for name, at in carriers.items() if at.kind == "delta" and at.checksum is None}
+    bare = (bare & metas.keys()) - problems.keys()
+    if is_known and bare:
+        problems |= _rebuilt_differences(store, layout, target, source, bare)
+    else:
+        unproved += bare
     if is_known and steps[-1].checksum is None:
         wanted = {name for name, at in carriers.items() if at is steps[-1]} - problems.keys()
         problems |= _differing(store, layout, steps[-1], source, wanted)
@@ -108,6 +117,28 @@ def _problem(
         "bits",
         f"expected {at.checksum} {tensor.digest} by version {at.identity!r}, found {digest.hexdigest()}",
     )
+
+
+def _rebuilt_differences(
+    store: Store,
+    layout: Interchange,
+    target: ForeignVersion,
+    source: CheckpointSource,
+    names: set[str],
+) -> dict[str, Mismatch]:
+    """Compare tensors with a version that is rebuilt from a full one, bit by bit."""
+    found = {}
+    with tempfile.TemporaryDirectory(prefix="syncline-verify-") as directory:
+        truth = Snapshot(Path(directory))
+        Follower(store, layout, truth, verify="changed", observe=ignore).sync(target.identity)
+        for name in sorted(names):
+            if truth.view(name).size != source.bits(name).size:
+                continue
+            offsets, _, _ = kernels.diff(truth.view(name), source.bits(name))
+            if offsets.size:
+                detail = f"other bits than in version {target.identity!r}"
+                found[name] = Mismatch(name, "bits", detail, offsets.size)
+    return found
 
 
 def _differing(

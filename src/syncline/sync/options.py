@@ -13,6 +13,7 @@ from syncline.errors import CodecError, ConfigError
 from syncline.format import checksum as checksums
 from syncline.format.index import CHECKSUM
 from syncline.format.rules import INTERCHANGE_ENCODINGS
+from syncline.sync.notify import Deployments
 from syncline.types import TensorMeta
 
 _OVERWRITE_LIMIT_BYTES = 1 << 32
@@ -42,6 +43,10 @@ class PublisherOptions:
         layout: `syncline`, or `slime`: every version is also one that readers of the slime family take.
             Then deltas are `xor` (which `auto` means) or `overwrite`, and full versions `full`.
         checksum: of a tensor's new bytes, for those readers: `xxh3-128`, `blake3` or `adler32`.
+        notify: deployments to tell of every version that `publish` commits, over the hot-load API: URLs,
+            alone or with commas between them, or a `HotLoadClient` for each.
+        notify_token_env: environment variable that holds the bearer token for the URLs in `notify`.
+        notify_timeout_s: how long all of them together may take.
     """
 
     encoding: str = "auto"
@@ -54,6 +59,9 @@ class PublisherOptions:
     device_copy: bool = True
     layout: Literal["syncline", "slime"] = "syncline"
     checksum: str = CHECKSUM
+    notify: Deployments = ()
+    notify_token_env: str | None = None
+    notify_timeout_s: float = 10.0
 
     def __post_init__(self) -> None:
         if self.encoding != "auto" and self.encoding not in codecs.NAMES:
@@ -74,6 +82,8 @@ class PublisherOptions:
         for name in ("part_bytes", "memory_bytes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: expected at least 1, found {getattr(self, name)}")
+        if not self.notify_timeout_s > 0:
+            raise ConfigError(f"notify_timeout_s must be above 0, found {self.notify_timeout_s}")
         if self.anchor_every is not None and self.anchor_every < 1:
             raise ConfigError(
                 f"anchor_every: expected None or at least 1, found {self.anchor_every}"

@@ -15,6 +15,7 @@ from syncline.sync.checks import adopt, check_kind
 from syncline.sync.delta import DeltaWriter
 from syncline.sync.fetch import files_of
 from syncline.sync.full import FullWriter
+from syncline.sync.notify import clients, notify
 from syncline.sync.options import PublisherOptions
 from syncline.sync.ownership import Ownership
 from syncline.sync.phases import Phases
@@ -75,6 +76,7 @@ class Publisher:
     ) -> None:
         check_kind("store", store, Store)
         self.options = PublisherOptions(**options)
+        self._told = clients(self.options.notify, self.options.notify_token_env)
         self._store = store
         self._observe = observe if observe is not None else ignore
         self._trace = trace
@@ -106,6 +108,8 @@ class Publisher:
         After any error the store's current version is whole, and these weights are not committed
         (unless writing the anchor behind them failed: see `version`); publish them again.
 
+        A deployment in `notify` that does not take the version fails nothing: see `PublishReport.notices`.
+
         Cost: reads the weights and the snapshot once. Collective: no.
         """
         phases = Phases(self._trace)
@@ -127,6 +131,16 @@ class Publisher:
             anchor = self._commit_full(snapshot, snapshot.table(), phases)
             report = replace(report, anchor=anchor.version)
         self._snapshot = snapshot
+        if self._told:
+            with phases("notify"):
+                current = snapshot.require_held().manifest
+                notices = notify(
+                    self._told,
+                    current,
+                    self.options.notify_timeout_s,
+                    checksum=self.options.checksum,
+                )
+            report = replace(report, notices=notices)
         return replace(report, seconds=phases.seconds())
 
     def _start_from(self, base: CheckpointSource) -> None:
@@ -159,6 +173,9 @@ class Publisher:
             self._catch_up(snapshot)
         return snapshot
 
+    def _new_snapshot(self) -> Snapshot:
+        return Snapshot(self.options.snapshot_dir, device_copy=self.options.device_copy)
+
     def _held(self) -> HeldVersion | None:
         """Return the current version without its weights."""
         if self._snapshot is not None:
@@ -170,9 +187,6 @@ class Publisher:
             self._files = files_of(history)
             self._deltas = history.deltas_since_full()
         return history.current
-
-    def _new_snapshot(self) -> Snapshot:
-        return Snapshot(self.options.snapshot_dir, device_copy=self.options.device_copy)
 
     def _catch_up(self, snapshot: Snapshot) -> None:
         Receiver(self._store, snapshot, observe=self._observe).sync()

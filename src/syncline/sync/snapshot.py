@@ -19,7 +19,7 @@ from syncline.sync.checks import check_complete, check_tensor
 from syncline.sync.detect import Difference
 from syncline.sync.fingerprints import fingerprints
 from syncline.sync.phases import Phases
-from syncline.types import Bits, Fingerprint, TensorMeta, unsigned
+from syncline.types import Bits, DeviceBits, Fingerprint, TensorMeta, unsigned
 from syncline.version import HeldVersion, TensorEntry
 
 
@@ -70,7 +70,9 @@ class Snapshot(MemoryEngine):
         check_complete(base, seen)
         return seen
 
-    def difference(self, meta: TensorMeta, bits: Bits, phases: Phases, units: range) -> Difference:
+    def difference(
+        self, meta: TensorMeta, bits: Bits | DeviceBits, phases: Phases, units: range
+    ) -> Difference:
         """Return what differs in these units; iterating it makes the snapshot hold them."""
         return Difference(meta, self.bits(meta.name), bits, phases, units, self.copies)
 

@@ -204,3 +204,44 @@ def test_bits_of_the_changed_tensors_are_proved_and_with_full_those_of_all(tmp_p
     write_delta(run, "000002", "000001", states[1], states[2])
     with pytest.raises(VerifyError, match="norm"):
         receiver.sync()
+
+
+@pytest.mark.parametrize("names", [("embed", "head"), ("embed",), ("head",)])
+def test_tied_weights_may_come_under_one_name_or_under_both(tmp_path, rng, names):
+    torch = pytest.importorskip("torch")
+    from syncline import TorchModule
+
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = torch.nn.Parameter(torch.zeros(50, 4), requires_grad=False)
+            self.head = self.embed
+            self.norm = torch.nn.Parameter(torch.ones(4), requires_grad=False)
+
+    module = Tied()
+    states = [{"embed": np.zeros((50, 4), np.float32), "norm": np.ones(4, np.float32)}]
+    for _ in range(2):
+        moved = states[-1]["embed"] + (rng.random((50, 4)) < 0.2).astype(np.float32)
+        states.append({**states[-1], "embed": moved})
+    published = [dict.fromkeys(names, state["embed"]) for state in states]
+    write_chain(tmp_path / "run", published)
+    receiver = Receiver(reader(tmp_path / "run"), TorchModule(module), verify="full")
+    for number in (1, 2):
+        receiver.sync(number)
+        assert (module.head.numpy() == states[number]["embed"]).all()
+        assert (module.norm.numpy() == 1).all()
+
+
+def test_tied_weights_with_different_bits_are_refused(tmp_path, rng):
+    torch = pytest.importorskip("torch")
+    from syncline import TorchModule
+
+    module = torch.nn.Module()
+    module.embed = torch.nn.Parameter(torch.zeros(50, 4), requires_grad=False)
+    module.head = module.embed
+    old = dict.fromkeys(("embed", "head"), np.zeros((50, 4), np.float32))
+    new = {"embed": old["embed"] + np.float32(1), "head": old["head"] - np.float32(1)}
+    write_delta(tmp_path / "run", "000001", "000000", old, new)
+    with pytest.raises(LayoutError, match="'embed' and 'head' are tied in the engine"):
+        Receiver(reader(tmp_path / "run"), TorchModule(module)).sync()
+    assert (module.embed.numpy() == 0).all()

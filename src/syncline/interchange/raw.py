@@ -1,0 +1,68 @@
+"""Bytes of a slot as a store gives them: the whole payload, or raw units in pieces."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import numpy as np
+
+from syncline.abc import Store
+from syncline.errors import FormatError, VerifyError
+from syncline.interchange.headers import Slot
+from syncline.types import ObjectInfo, Span, unsigned
+
+PIECE_BYTES = 8 << 20
+"""What is read of an object at a time."""
+
+
+def payload(store: Store, slot: Slot) -> bytes:
+    """Return all bytes of a slot.
+
+    Raises:
+        FormatError: the object has become shorter since its header was read.
+    """
+    return _get(store, slot.key, slot.start, slot.stop)
+
+
+def spans(store: Store, slot: Slot) -> Iterator[Span]:
+    """Yield the raw units of a tensor in pieces that tile it, in ascending order.
+
+    Raises:
+        FormatError: the object has become shorter since its header was read.
+    """
+    dtype = unsigned(slot.meta.unit_bytes)
+    for start in range(slot.start, slot.stop, PIECE_BYTES):
+        raw = _get(store, slot.key, start, min(start + PIECE_BYTES, slot.stop))
+        yield Span((start - slot.start) // slot.meta.unit_bytes, np.frombuffer(raw, dtype))
+
+
+def check_sha256(store: Store, info: ObjectInfo, expected: str, named_by: str) -> None:
+    """Check that an object has the SHA-256 that another one names.
+
+    Args:
+        named_by: file and field that name the digest, for the message.
+
+    Raises:
+        VerifyError: it has another one.
+
+    Cost: reads the object once, in pieces.
+    """
+    digest = hashlib.sha256()
+    for start in range(0, info.size_bytes, PIECE_BYTES):
+        digest.update(store.get(info.key, start, min(start + PIECE_BYTES, info.size_bytes)))
+    if digest.hexdigest() != expected:
+        raise VerifyError(
+            f"{info.key}: {named_by} says SHA-256 {expected}, found {digest.hexdigest()}: the file is "
+            "damaged or was replaced; nothing was written"
+        )
+
+
+def _get(store: Store, key: str, start: int, stop: int) -> bytes:
+    found = store.get(key, start, stop)
+    if len(found) != stop - start:
+        raise FormatError(
+            f"{key}: expected {stop - start} bytes from byte {start} on, found {len(found)}: the file was "
+            "cut short while it was read"
+        )
+    return found
