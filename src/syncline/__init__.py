@@ -12,7 +12,15 @@ from syncline.engines import CheckpointDir, MemoryEngine, TorchModule
 from syncline.errors import SynclineError, TornUpdateError
 from syncline.sources import CheckpointSource, MemorySource, watch
 from syncline.stores import FilesystemStore, MemoryStore, open_store
-from syncline.sync import AppliedVersion, Publisher, PublishReport, Receiver, convert
+from syncline.sync import (
+    AppliedVersion,
+    Publisher,
+    PublishReport,
+    Ranks,
+    Receiver,
+    ShardedPublisher,
+    convert,
+)
 from syncline.trace import Trace
 from syncline.types import TensorMeta
 
@@ -29,7 +37,9 @@ __all__ = [
     "MemoryStore",
     "PublishReport",
     "Publisher",
+    "Ranks",
     "Receiver",
+    "ShardedPublisher",
     "SynclineError",
     "TensorMeta",
     "TorchModule",

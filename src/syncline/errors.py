@@ -20,6 +20,7 @@
     └─ CommitError
        ├─ BaseVersionError                 the base is not the one that the version was made from
        ├─ VersionConflictError             another publisher got there first
+       ├─ OutcomeUnknownError              it is not known whether a version was committed
        ├─ ForeignDirectoryError            a directory is not Syncline's, so it is left alone
        └─ TornUpdateError                  the engine holds a mix; only a full version repairs it
 
@@ -133,6 +134,10 @@ class BaseVersionError(CommitError):
 
 class VersionConflictError(CommitError):
     """The store moved on since it was read: another publisher committed or took over."""
+
+
+class OutcomeUnknownError(CommitError):
+    """Whether a version was committed is not known; a new publisher finds out. Nothing is torn."""
 
 
 class ForeignDirectoryError(CommitError):

@@ -14,9 +14,20 @@ from syncline.errors import ConfigError
 from syncline.sources.checkpoint import CheckpointSource
 from syncline.sources.hook import watch
 from syncline.sources.memory import MemorySource
+from syncline.sources.merged_lora import merged_lora
+from syncline.sources.torch_shards import fsdp_layout, megatron_shards
 from syncline.sources.watched import WatchedWeights
 
-__all__ = ["CheckpointSource", "MemorySource", "WatchedWeights", "as_source", "watch"]
+__all__ = [
+    "CheckpointSource",
+    "MemorySource",
+    "WatchedWeights",
+    "as_source",
+    "fsdp_layout",
+    "megatron_shards",
+    "merged_lora",
+    "watch",
+]
 
 
 def as_source(
