@@ -239,6 +239,17 @@ def test_a_tensor_on_several_ranks_is_one_payload() -> None:
     assert len(current.manifest.parts) == len({entry.part for entry in current.manifest.tensors})
 
 
+@pytest.mark.parametrize("encoding", ["packed", "indices"])
+def test_encodings_that_look_at_changes_alone_can_be_chosen(encoding: str) -> None:
+    run = Run(encoding=encoding)
+    run.change()
+    all_well(run.publish())
+    run.assert_serves(2, run.tensors)
+    current = History.open(run.store).current
+    assert current is not None
+    assert {entry.encoding for entry in current.manifest.tensors} == {encoding}
+
+
 def test_flat_parameters_publish_too() -> None:
     layout = flat_layout({"flat": METAS}, 4)
     run = Run(layout)
@@ -398,6 +409,8 @@ def test_what_ranks_must_agree_on_is_checked_before_anything_is_written() -> Non
     assert all(isinstance(error, PlanDisagreementError) for error in found)
     with pytest.raises(ConfigError, match="whole tensors"):
         ShardedPublisher(MemoryStore(), SMALL, ranks[0], encoding="tight")
+    with pytest.raises(ConfigError, match="link_bytes_per_s"):
+        ShardedPublisher(MemoryStore(), SMALL, ranks[0], link_bytes_per_s=1e9)
     with pytest.raises(ConfigError, match="4 ranks publish"):
         ShardedPublisher(MemoryStore(), flat_layout({"flat": METAS}, 2), ranks[0])
 

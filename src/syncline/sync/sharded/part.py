@@ -9,7 +9,7 @@ import numpy as np
 
 from syncline import codecs, kernels
 from syncline.abc import Buffer
-from syncline.codecs.choice import smallest
+from syncline.codecs import choice
 from syncline.errors import VerifyError
 from syncline.format import names, strict_json, table
 from syncline.format.part import Spool, encode, metadata_for
@@ -29,8 +29,8 @@ _PART_KEYS = ("path", "size_bytes", "sha256")
 _COPY_KEYS = ("name", "box", "first", "second")
 _LIMIT_BYTES = 1 << 28
 
-SPARSE_ENCODING = "packed"
-"""The encoding of a tensor that no rank holds whole: it needs the base at changed places alone."""
+SPARSE_ENCODINGS = ("packed", "indices")
+"""Encodings of a tensor that no rank holds whole: they look at changed places alone. `auto` is the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,9 +205,9 @@ class PartWriter:
         if not changed:
             return TensorEntry(meta, before, None, None, None)
         dense = self._shard.dense(meta.name)
-        encoding = SPARSE_ENCODING
-        if self._options.encoding == "auto" and dense is not None:
-            encoding = smallest(meta)
+        encoding = self._options.encoding
+        if encoding == "auto":
+            encoding = SPARSE_ENCODINGS[0] if dense is None else choice.smallest(meta)
         size_bytes = self._spooled(meta, encoding, moved, dense, spool)
         is_longer = dense is not None and size_bytes > dense_bytes(meta)
         if self._options.encoding == "auto" and is_longer:

@@ -23,7 +23,7 @@ from syncline.sync.reports import PublishReport
 from syncline.sync.sharded.answers import Answer, Start, proof_message
 from syncline.sync.sharded.changes import RankChanges, pack, unpack
 from syncline.sync.sharded.leader import Leader
-from syncline.sync.sharded.part import SPARSE_ENCODING, Drift, PartWriter, Result, WindowsOf
+from syncline.sync.sharded.part import SPARSE_ENCODINGS, Drift, PartWriter, Result, WindowsOf
 from syncline.sync.sharded.ranks import Ranks
 from syncline.sync.sharded.rounds import Rounds
 from syncline.sync.sharded.shard import Shard
@@ -50,8 +50,8 @@ class ShardedPublisher:
             becomes version 1; else it must hold the current version (`syncline pull` brings it there).
             None: only in an empty store; the first `publish` makes version 1 from the shards.
         observe: told of this rank's steps.
-        options: the fields of `PublisherOptions`. `encoding` is `auto` or `packed`; a rank writes one
-            part, so `part_bytes` is not used.
+        options: the fields of `PublisherOptions`. `encoding` is `auto`, `packed` or `indices`. A rank writes
+            one part and compares in host memory: `part_bytes` and `device_copy` are not used.
 
     Raises:
         BaseVersionError: base is not the store's current version.
@@ -75,11 +75,7 @@ class ShardedPublisher:
     ) -> None:
         check_kind("store", store, Store)
         self.options = PublisherOptions(**options)
-        if self.options.encoding not in ("auto", SPARSE_ENCODING):
-            raise ConfigError(
-                f"encoding: expected 'auto' or {SPARSE_ENCODING!r}, found {self.options.encoding!r}: "
-                "others need whole tensors, which no rank has"
-            )
+        _check_options(self.options)
         if ranks.size != len(layout.placements):
             raise ConfigError(
                 f"ranks: {ranks.size} ranks publish, the layout has {len(layout.placements)}"
@@ -322,6 +318,19 @@ class ShardedPublisher:
         for entry in table:
             if self._shares.owners[entry.meta.name] == self._ranks.rank:
                 self._entries[entry.meta.name] = entry
+
+
+def _check_options(options: PublisherOptions) -> None:
+    if options.encoding not in ("auto", *SPARSE_ENCODINGS):
+        raise ConfigError(
+            f"encoding: expected 'auto' or one of {SPARSE_ENCODINGS}, found {options.encoding!r}: others need "
+            "whole tensors, which no rank has"
+        )
+    if options.link_bytes_per_s is not None:
+        raise ConfigError(
+            "link_bytes_per_s: not used by a sharded publish, whose tensors are coded as 'packed' where "
+            "they are cut; leave it out"
+        )
 
 
 def _pairs(weights: LocalWeights) -> Iterable[tuple[str, Any]]:

@@ -223,11 +223,9 @@ class Shard:
         """Yield where changes of a local tensor belong, as far as they lie in a block."""
         block: Block = held.run.block
         meta = self._catalog[block.name].meta
-        # What travels with the positions is which they are, since bits of two versions go with each.
-        numbers = np.arange(positions.size, dtype=np.uint64)
-        for _, places, which in map_positions([held.run], positions, numbers, to="canonical"):
-            old, new = (to_canonical(side[which], block, meta) for side in bits)
-            yield Moved(places, old, new)
+        mapped = (map_positions([held.run], positions, side, to="canonical") for side in bits)
+        for (_, places, old), (_, _, new) in zip(*mapped, strict=True):
+            yield Moved(places, to_canonical(old, block, meta), to_canonical(new, block, meta))
 
 
 def _whole_tensors(catalog: Catalog, shares: Shares) -> dict[str, tuple[str, int]]:
