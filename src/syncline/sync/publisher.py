@@ -14,6 +14,7 @@ from syncline.sync.checks import adopt, check_kind
 from syncline.sync.delta import DeltaWriter
 from syncline.sync.fetch import files_of
 from syncline.sync.full import FullWriter
+from syncline.sync.layout import check_slime_run
 from syncline.sync.options import PublisherOptions
 from syncline.sync.ownership import Ownership
 from syncline.sync.phases import Phases
@@ -72,6 +73,8 @@ class Publisher:
     ) -> None:
         check_kind("store", store, Store)
         self.options = PublisherOptions(**options)
+        if self.options.layout == "slime":
+            check_slime_run(store)
         self._store = store
         self._observe = observe if observe is not None else ignore
         self._trace = trace
