@@ -4,9 +4,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CROSS := .venvs/cross
+ORACLES := .venvs/oracles
 NATIVE := CMakeLists.txt $(shell find native -name '*.cc' -o -name '*.h')
 
-.PHONY: setup cross-env demo test test-long lint type test-native bench golden clean
+.PHONY: setup cross-env oracles demo test test-long test-gpu lint type test-native bench golden clean
 
 setup: $(VENV)/.installed
 
@@ -41,9 +42,22 @@ test-native: setup
 test: lint type test-native cross-env
 	$(BIN)/pytest
 
-test-long: setup cross-env
+# Made anew when its list changes; what is in it must not meet what is in the other environment.
+$(ORACLES)/.installed: tests/oracles/requirements.txt
+	rm -rf $(ORACLES)
+	$(PYTHON) -m venv $(ORACLES)
+	$(ORACLES)/bin/python -m pip install --quiet -r $<
+	touch $@
+
+oracles: $(ORACLES)/.installed
+
+test-long: setup cross-env oracles
 	scripts/test_native_fuzz.sh 120
-	HYPOTHESIS_PROFILE=long $(BIN)/pytest -m "slow or not slow"
+	HYPOTHESIS_PROFILE=long $(BIN)/pytest -m "not gpu"
+
+test-gpu: setup
+	$(BIN)/pytest -m gpu
+	$(BIN)/python benchmarks/gpu.py
 
 bench: setup
 	$(BIN)/syncline bench
@@ -52,4 +66,4 @@ golden: setup
 	$(BIN)/python scripts/make_golden.py
 
 clean:
-	rm -rf $(VENV) $(CROSS) build demo-run .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CROSS) $(ORACLES) build demo-run .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -17,6 +17,7 @@ LEVELS = {
     "abc": 1,
     "config": 1,
     "arrays": 2,
+    "device": 2,
     "durable": 2,
     "kernels": 2,
     "threads": 2,
@@ -29,11 +30,13 @@ LEVELS = {
     "channels": 3,
     "engines": 3,
     "commit": 3,
+    "hotload": 3,
     "plan": 3,
     "interchange": 3,
     "sync": 4,
     "bench": 5,
     "cli": 5,
+    "serving": 5,
     "demo": 5,
     "": 5,
 }
@@ -41,12 +44,15 @@ SIDEWAYS = {
     ("types", "errors"),
     ("format", "kernels"),
     ("layouts", "kernels"),
+    ("device", "arrays"),
+    ("device", "kernels"),
     ("version", "types"),
     ("abc", "config"),
     ("engines", "commit"),
     ("interchange", "codecs"),
     ("cli", "demo"),
     ("cli", "bench"),
+    ("cli", "serving"),
 }
 
 

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
+from syncline import arrays
 from syncline.types import DTYPE_BITS, TensorMeta, unsigned
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let Triton interpret the GPU kernels on the host, unless the tests that need a GPU are asked for."""
+    if config.option.markexpr != "gpu":
+        os.environ["TRITON_INTERPRET"] = "1"
+
 
 settings.register_profile(
     "ci",
@@ -19,6 +28,15 @@ settings.register_profile(
 )
 settings.register_profile("long", parent=settings.get_profile("ci"), max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture
+def pretend_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take every torch tensor for one on a GPU; Triton's interpreter, which runs it, knows one thread."""
+    if sys.platform != "linux":
+        pytest.skip("Triton is made for Linux alone")
+    monkeypatch.setattr(arrays, "is_on_gpu", arrays.is_torch_tensor)
+    monkeypatch.setenv("SYNCLINE_THREADS", "1")
 
 
 @pytest.fixture

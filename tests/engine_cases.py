@@ -125,13 +125,15 @@ class Case:
         make: an engine that holds these weights as this version.
         empty: an engine that holds nothing; None if there is no such thing.
         reopen: another engine over the same weights, as after a restart; None if they die with it.
-        metas: the tensors that it can hold.
+        dtypes: of the tensors that it can hold.
+        is_pretending: its tensors are in host memory, and taken for tensors on a GPU.
     """
 
     make: Callable[[Path, Weights, HeldVersion], Engine]
     empty: Callable[[Path], Engine] | None
     reopen: Callable[[Path], Engine] | None = None
     dtypes: frozenset[str] = frozenset(DTYPE_BITS)
+    is_pretending: bool = False
 
     def weights(self, weights: Weights) -> Weights:
         return {name: bits for name, bits in weights.items() if METAS[name].dtype in self.dtypes}
@@ -150,7 +152,13 @@ def strided_engine(path: Path, weights: Weights, version: HeldVersion) -> Engine
     return module_engine(weights, version, strided=True)
 
 
-def module_engine(weights: Weights, version: HeldVersion, *, strided: bool) -> Engine:
+def cuda_engine(path: Path, weights: Weights, version: HeldVersion) -> Engine:
+    return module_engine(weights, version, strided=False, device="cuda")
+
+
+def module_engine(
+    weights: Weights, version: HeldVersion, *, strided: bool, device: str = "cpu"
+) -> Engine:
     import torch
 
     module = torch.nn.Module()
@@ -167,7 +175,7 @@ def module_engine(weights: Weights, version: HeldVersion, *, strided: bool) -> E
             integer = getattr(torch, f"int{8 * tensor.element_size()}")
             backwards.view(integer).copy_(tensor.view(integer))
             tensor = backwards
-        module.register_buffer(f"buffer{number}", tensor)
+        module.register_buffer(f"buffer{number}", tensor.to(device))
         names[f"buffer{number}"] = name
     engine = TorchModule(module, names)
     engine.apply((), version)
@@ -182,6 +190,10 @@ CASES = {
         empty=lambda path: MemoryEngine(),
     ),
     "torch": Case(make=torch_engine, empty=None, dtypes=frozenset(TORCH_DTYPES)),
+    "torch_pretending": Case(
+        make=torch_engine, empty=None, dtypes=frozenset(TORCH_DTYPES), is_pretending=True
+    ),
+    "torch_cuda": Case(make=cuda_engine, empty=None, dtypes=frozenset(TORCH_DTYPES)),
     "torch_strided": Case(make=strided_engine, empty=None, dtypes=frozenset(TORCH_DTYPES)),
     "in_place": Case(
         make=lambda path, weights, version: filled(CheckpointDir(path / "m"), weights, version),

@@ -10,9 +10,17 @@ receiver.sync()                                      # in the engine
 from syncline.channels import MemoryChannel
 from syncline.engines import CheckpointDir, MemoryEngine, TorchModule
 from syncline.errors import SynclineError, TornUpdateError
-from syncline.sources import CheckpointSource, MemorySource
+from syncline.sources import CheckpointSource, MemorySource, watch
 from syncline.stores import FilesystemStore, MemoryStore, open_store
-from syncline.sync import AppliedVersion, Publisher, PublishReport, Receiver, convert
+from syncline.sync import (
+    AppliedVersion,
+    Publisher,
+    PublishReport,
+    Ranks,
+    Receiver,
+    ShardedPublisher,
+    convert,
+)
 from syncline.trace import Trace
 from syncline.types import TensorMeta
 
@@ -29,7 +37,9 @@ __all__ = [
     "MemoryStore",
     "PublishReport",
     "Publisher",
+    "Ranks",
     "Receiver",
+    "ShardedPublisher",
     "SynclineError",
     "TensorMeta",
     "TorchModule",
@@ -37,4 +47,5 @@ __all__ = [
     "Trace",
     "convert",
     "open_store",
+    "watch",
 ]

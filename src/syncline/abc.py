@@ -16,6 +16,7 @@ from syncline.errors import ConfigError
 from syncline.types import (
     Bits,
     Changes,
+    DeviceBits,
     ObjectInfo,
     Record,
     Span,
@@ -55,7 +56,8 @@ class WeightSource(ABC):
         """Yield each tensor once: its meta and its bits, flat, `meta.unit_count` long.
 
         Aliasing: the bits may be a view of live memory; they stay unchanged until the next one is
-        asked for, or longer, see `is_stable`. Names never repeat.
+        asked for, or longer, see `is_stable`. Names never repeat. Bits that lie in GPU memory may be
+        yielded as they are there (`DeviceBits`).
         """
 
     def files(self) -> Mapping[str, bytes]:
@@ -196,6 +198,10 @@ class Engine(ABC):
 
         Aliasing: usually a view of the live weights; valid until the next `apply` or `create`.
         """
+
+    def resident(self, name: str) -> Bits | DeviceBits:
+        """Return the same bits where they lie, to be fingerprinted there; `view`, unless overridden."""
+        return self.view(name)
 
     @abstractmethod
     def apply(self, records: Iterable[Record], held: HeldVersion) -> None:

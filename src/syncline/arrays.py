@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from syncline.errors import LayoutError
-from syncline.types import Bits, TensorMeta, unsigned
+from syncline.types import Bits, DeviceBits, TensorMeta, unsigned
 
 NUMPY_NAMES: Mapping[str, str] = MappingProxyType(
     {
@@ -74,10 +74,30 @@ def as_bits(name: str, value: object) -> tuple[TensorMeta, Bits]:
     )
 
 
-def is_torch_tensor(value: object) -> bool:
+def is_torch_tensor(value: Any) -> bool:
     """Tell whether a value is a torch tensor; torch is looked up, never imported."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
+
+
+def is_on_gpu(value: Any) -> bool:
+    """Tell whether a value is a torch tensor whose bits the GPU kernels can work on where they are."""
+    return is_torch_tensor(value) and bool(value.is_cuda)
+
+
+def device_bits(name: str, tensor: Any) -> tuple[TensorMeta, DeviceBits]:
+    """Return the meta and the bits of a torch tensor as an unsigned tensor on the same device.
+
+    Returns:
+        meta; bits (meta.unit_count,): a view of the tensor's memory if it is contiguous, else one copy
+        on its device.
+
+    Raises:
+        LayoutError: see `torch_meta`.
+    """
+    meta = torch_meta(name, tensor)
+    unsigned_dtype = getattr(torch_module(), unsigned(meta.unit_bytes).name)
+    return meta, torch_integers(tensor, meta.unit_bytes).view(unsigned_dtype)
 
 
 def torch_meta(name: str, tensor: Any) -> TensorMeta:
@@ -127,12 +147,25 @@ def _numpy_bits(name: str, array: np.ndarray[Any, Any]) -> tuple[TensorMeta, Bit
     return meta, plain.reshape(-1).view(unsigned(meta.unit_bytes))
 
 
-def _torch_bits(tensor: Any, unit_bytes: int) -> Bits:
+def torch_integers(tensor: Any, unit_bytes: int) -> Any:
+    """Return the units of a plain torch tensor as a flat tensor of integers, on the same device.
+
+    Aliasing: a view of the tensor's memory if that is contiguous, else a copy.
+    """
     torch = torch_module()
-    if tensor.numel() == 0:
-        return np.empty(0, unsigned(unit_bytes))
     integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[unit_bytes]
     # Copies are made of integers: torch would turn every byte of a bool that is not 0 into 1.
-    plain = tensor.detach().resolve_conj().resolve_neg().view(integer).cpu().contiguous()
-    raw: Bits = plain.reshape(-1).numpy()
-    return raw.view(unsigned(unit_bytes))
+    plain = tensor.detach().resolve_conj().resolve_neg().view(integer)
+    return plain.contiguous().reshape(-1)
+
+
+def host_bits(integers: Any) -> Bits:
+    """Return what `torch_integers` gave as bits in host memory: a view if it lies there already."""
+    raw: Bits = integers.cpu().numpy()
+    return raw.view(unsigned(raw.itemsize))
+
+
+def _torch_bits(tensor: Any, unit_bytes: int) -> Bits:
+    if tensor.numel() == 0:
+        return np.empty(0, unsigned(unit_bytes))
+    return host_bits(torch_integers(tensor, unit_bytes))

@@ -31,6 +31,18 @@ def forced_kernels() -> str | None:
     return _choice("SYNCLINE_KERNELS", KERNELS)
 
 
+def secret(variable: str) -> str:
+    """Return what the environment variable with this name holds; it is never shown.
+
+    Raises:
+        ConfigError: it is not set, or empty.
+    """
+    value = os.environ.get(variable)
+    if not value:
+        raise ConfigError(f"{variable}: expected a token in this environment variable, found none")
+    return value
+
+
 def threads() -> int:
     """Return how many threads compute: `SYNCLINE_THREADS`, or as many as this process may run on, at most 16.
 

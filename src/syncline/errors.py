@@ -12,6 +12,7 @@
     │  ├─ TransportUnavailableError        a package, device or permission is missing
     │  ├─ TransportTimeoutError (TimeoutError)
     │  ├─ PeerLostError (ConnectionError)
+    │  ├─ EndpointError                    an HTTP endpoint refused a request, or cannot serve it
     │  └─ StoreError (OSError)             a store refused or failed
     │     ├─ ObjectNotFoundError           no object has this key
     │     └─ ObjectExistsError             a create-only put met an object
@@ -19,6 +20,7 @@
     └─ CommitError
        ├─ BaseVersionError                 the base is not the one that the version was made from
        ├─ VersionConflictError             another publisher got there first
+       ├─ OutcomeUnknownError              it is not known whether a version was committed
        ├─ ForeignDirectoryError            a directory is not Syncline's, so it is left alone
        └─ TornUpdateError                  the engine holds a mix; only a full version repairs it
 
@@ -90,6 +92,18 @@ class PeerLostError(TransportError, ConnectionError):
     """The other side went away."""
 
 
+class EndpointError(TransportError):
+    """An HTTP endpoint refused a request, or could not serve it before the deadline.
+
+    Attributes:
+        status: the HTTP status that it answered.
+    """
+
+    def __init__(self, message: str, *, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class StoreError(TransportError, OSError):
     """A store refused or failed an operation."""
 
@@ -120,6 +134,10 @@ class BaseVersionError(CommitError):
 
 class VersionConflictError(CommitError):
     """The store moved on since it was read: another publisher committed or took over."""
+
+
+class OutcomeUnknownError(CommitError):
+    """Whether a version was committed is not known; a new publisher finds out. Nothing is torn."""
 
 
 class ForeignDirectoryError(CommitError):

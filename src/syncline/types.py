@@ -20,6 +20,9 @@ from syncline.errors import LayoutError
 Bits = NDArray[Any]
 """Flat array of uint8, uint16, uint32 or uint64, little-endian: the bits of consecutive units."""
 
+DeviceBits = Any
+"""The same as a torch tensor in GPU memory, taken where it is said: flat, contiguous, unsigned."""
+
 DTYPE_BITS: Mapping[str, int] = MappingProxyType(
     {
         "BOOL": 8,

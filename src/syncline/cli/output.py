@@ -29,14 +29,15 @@ def size(nbytes: float) -> str:
     """Write a number of bytes with three digits and a decimal unit.
 
     Example:
-        >>> size(512), size(2_345_678)
-        ('512 B', '2.35 MB')
+        >>> size(512), size(2_345_678), size(999_960)
+        ('512 B', '2.35 MB', '1 MB')
     """
     exponent = 0
-    while abs(nbytes) >= 1000 and exponent < len(_UNITS) - 1:
+    # What would be rounded up to 1000 is 1 of the next unit.
+    while abs(nbytes) >= 999.5 and exponent < len(_UNITS) - 1:
         nbytes /= 1000
         exponent += 1
-    return f"{nbytes:.3g} {_UNITS[exponent]}"
+    return f"{nbytes:.3g} {_UNITS[exponent]}" if abs(nbytes) < 999.5 else f"{nbytes:,.0f} PB"
 
 
 def show_json(value: Any) -> None:

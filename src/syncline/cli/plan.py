@@ -13,7 +13,7 @@ from syncline.cli import output
 from syncline.cli.options import json_option
 from syncline.errors import ConfigError
 from syncline.layouts import EngineMesh, Layout, MegatronMesh, engine_layout, megatron_layout
-from syncline.plan import heat_map, load_of, make_plan, read_sizes, record, records, summary
+from syncline.plan import heat_map, legend, load_of, make_plan, read_sizes, record, records, summary
 
 # 0: not given.
 _TRAINER = {
@@ -26,6 +26,8 @@ _TRAINER = {
     "vpp": 1,
     "first": 0,
     "last": 0,
+    "embedding": 0,
+    "loss": 0,
 }
 _ENGINE = {"tp": 1, "ep": 1, "replicas": 1, "redundant": 0}
 
@@ -39,6 +41,11 @@ _ENGINE = {"tp": 1, "ep": 1, "replicas": 1, "redundant": 0}
     help="The checkpoint's config.",
 )
 @click.option("--trainer", default="", metavar="SIZES", help=f"Megatron: {', '.join(_TRAINER)}.")
+@click.option(
+    "--stages",
+    metavar="LAYERS",
+    help="Layers of every pipeline stage: 14,16,16,15; with virtual stages 7+7,8+8,8+8,8+7.",
+)
 @click.option("--engine", default="", metavar="SIZES", help=f"Engines: {', '.join(_ENGINE)}.")
 @click.option(
     "--bucket-mb",
@@ -53,6 +60,7 @@ _ENGINE = {"tp": 1, "ep": 1, "replicas": 1, "redundant": 0}
 def plan(
     model: Path,
     trainer: str,
+    stages: str | None,
     engine: str,
     bucket_mb: int,
     tensor: str | None,
@@ -62,7 +70,7 @@ def plan(
     """Plan how weights go from a Megatron trainer to engines; reads the config and nothing else."""
     config = _read_config(model)
     sizes = read_sizes(engine, _ENGINE)
-    source = megatron_layout(config, _trainer_mesh(trainer))
+    source = megatron_layout(config, _trainer_mesh(trainer, stages))
     engine_mesh = EngineMesh(sizes["tp"], ep=sizes["ep"], redundant=sizes["redundant"])
     target = engine_layout(config, engine_mesh)
     if tensor is not None:
@@ -84,7 +92,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _trainer_mesh(text: str) -> MegatronMesh:
+def _trainer_mesh(text: str, stages: str | None) -> MegatronMesh:
     """Return the mesh that sizes describe, of as few ranks as they allow where `world` is not given."""
     sizes = read_sizes(text, _TRAINER)
     etp = sizes["etp"] or sizes["tp"]
@@ -99,7 +107,20 @@ def _trainer_mesh(text: str) -> MegatronMesh:
         vpp=sizes["vpp"],
         first_layers=sizes["first"] or None,
         last_layers=sizes["last"] or None,
+        counts_embedding=bool(sizes["embedding"]),
+        counts_loss=bool(sizes["loss"]),
+        stages=None if stages is None else MegatronMesh.stages_of(_layer_counts(stages)),
     )
+
+
+def _layer_counts(text: str) -> list[list[int]]:
+    """Return the layers of every chunk of every stage, out of `7+7,8+8`."""
+    words = [stage.split("+") for stage in text.split(",")]
+    if not all(word.isdigit() for stage in words for word in stage):
+        raise ConfigError(
+            f"--stages: expected layers of every stage such as 7,8,8,7 or 4+3,4+4, found {text!r}"
+        )
+    return [[int(word) for word in stage] for stage in words]
 
 
 def _show_plan(
@@ -139,6 +160,7 @@ def _show_plan(
         )
     output.show_line("bytes from trainer ranks (down) to engine ranks (across):")
     output.show_line(heat_map(load))
+    output.show_line(legend(load, output.size))
 
 
 def _pair(whole: int, of_that: int) -> str:

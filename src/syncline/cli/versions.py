@@ -56,6 +56,12 @@ from syncline.version import HeldVersion, TensorEntry
     show_default=True,
     help="Of new bytes, for slime-family readers.",
 )
+@click.option(
+    "--notify", metavar="URL[,URL...]", help="Deployments to tell over the hot-load API afterwards."
+)
+@click.option(
+    "--notify-token-env", metavar="NAME", help="Environment variable with their bearer token."
+)
 @json_option
 def publish(
     store: str,
@@ -65,6 +71,8 @@ def publish(
     full: bool,
     layout: Literal["syncline", "slime"],
     checksum: str,
+    notify: str | None,
+    notify_token_env: str | None,
     as_json: bool,
 ) -> None:
     """Publish CHECKPOINT, a safetensors file or directory, as the next version in STORE."""
@@ -77,6 +85,8 @@ def publish(
             layout=layout,
             checksum=checksum,
             observe=observe,
+            notify=() if notify is None else notify,
+            notify_token_env=notify_token_env,
         )
         report = publisher.publish(CheckpointSource(checkpoint), full=full)
     if as_json:
@@ -90,6 +100,12 @@ def publish(
         f"changed ({report.density:.3%}), {output.size(report.payload_bytes)}, "
         f"{ratio:.1f} times smaller than full, {output.seconds(report.seconds)}"
     )
+    for notice in report.notices:
+        output.show_line(
+            f"{notice.url} took {notice.identity}"
+            if notice.error is None
+            else f"{notice.url} did not take {notice.identity}: {notice.error}"
+        )
 
 
 @click.command()

@@ -34,6 +34,9 @@ class Loop:
         base: checkpoint directory that the engine has loaded; it becomes version 1.
         store: path or URL of an empty store, which the engine follows.
         engine: what generates.
+
+    Attributes:
+        trainer: what learns.
     """
 
     def __init__(self, config: DemoConfig, base: Path, store: str, engine: RolloutEngine) -> None:
@@ -44,14 +47,14 @@ class Loop:
         )
         self._tokenizer = load_tokenizer(base)
         self._dtype = compute_dtype()
-        self._trainer = Trainer(
+        self.trainer = Trainer(
             base, learning_rate=config.rate, pad=self._tokenizer.pad_token_id, dtype=self._dtype
         )
         self._engine.sync()
 
     def base_report(self, written: Base, setup_s: float) -> BaseReport:
         """Describe the checkpoint that the run starts from."""
-        counts = [tensor.numel() for _, tensor in self._trainer.weights()]
+        counts = [tensor.numel() for _, tensor in self.trainer.weights()]
         return BaseReport(
             model=written.model,
             parameters=sum(counts),
@@ -75,10 +78,10 @@ class Loop:
         experience, sample = self._roll_out(number)
         rolled_out_s = time.perf_counter()
         phase(f"step {number}: the trainer learns")
-        self._trainer.step(experience)
+        self.trainer.step(experience)
         trained_s = time.perf_counter()
         phase(f"step {number}: publish and sync")
-        published = self._publisher.publish(self._trainer.weights())
+        published = self._publisher.publish(self.trainer.weights())
         synced = self._engine.sync()
         check_version(published, synced)
         return report(
@@ -94,7 +97,7 @@ class Loop:
 
     def digests(self) -> tuple[dict[str, str], dict[str, str]]:
         """Return the SHA-256 of every tensor in the trainer, and in the engine."""
-        return sha256_by_name(self._trainer.weights()), self._engine.digests()
+        return sha256_by_name(self.trainer.weights()), self._engine.digests()
 
     def _roll_out(self, number: int) -> tuple[Experience, str]:
         """Return the engine's completions and their rewards, and one of them as text."""

@@ -75,6 +75,20 @@ class Trainer:
             is_widened = tensor.dtype == torch.float32
             yield name, tensor.to(torch.bfloat16) if is_widened else tensor
 
+    def spread_masters(self, seed: int) -> None:
+        """Move every master somewhere into the rounding cell of its weight, as after a long run.
+
+        The working copy stays as it is. Call it before the first `step`.
+        """
+        import torch
+
+        generator = torch.Generator().manual_seed(seed)
+        for master in self._master:
+            bits = master.view(torch.int32)
+            offsets = torch.randint(-0x7FFF, 0x8000, bits.shape, generator=generator).int()
+            # Magnitudes ascend as integers; below 0 there is none.
+            bits += torch.where(master == 0, offsets.abs(), offsets)
+
     def step(self, experience: Experience) -> None:
         """Make one optimiser step on one batch, which the current weights generated."""
         loss: Any = self._loss(experience)

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from syncline.arrays import as_bits, torch_meta, torch_module
+from syncline import arrays, device, kernels
+from syncline.arrays import torch_meta, torch_module
 from syncline.engines.memory import ArrayTarget
 from syncline.errors import LayoutError
 from syncline.types import Bits, Record, unsigned
@@ -56,18 +57,19 @@ def identity(live: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 class TorchTarget:
-    """Torch tensors as the target of an update; those that numpy can view are written by the kernels."""
+    """Torch tensors as the target of an update; the kernels write those whose elements lie in order."""
 
     def __init__(self, tensors: Mapping[str, Any]) -> None:
-        viewed = {
-            name: as_bits(name, tensor)[1]
-            for name, tensor in tensors.items()
-            if tensor.device.type == "cpu" and tensor.is_contiguous()
-        }
+        viewed: dict[str, Bits] = {}
+        self._others: dict[str, _OnGpu | _Strided] = {}
+        for name, tensor in tensors.items():
+            if tensor.is_contiguous() and arrays.is_on_gpu(tensor):
+                self._others[name] = _OnGpu(name, tensor)
+            elif tensor.is_contiguous() and tensor.device.type == "cpu":
+                viewed[name] = arrays.as_bits(name, tensor)[1]
+            else:
+                self._others[name] = _Strided(tensor)
         self._arrays = ArrayTarget(viewed)
-        self._others = {
-            name: _Strided(tensor) for name, tensor in tensors.items() if name not in viewed
-        }
 
     def read(self, record: Record) -> Bits:
         """Return the bits at the record's places."""
@@ -84,9 +86,32 @@ class TorchTarget:
 
     def flush(self) -> None:
         """Wait until the devices have done what was asked."""
-        for device in {other.device for other in self._others.values()}:
-            if device.type == "cuda":
-                torch_module().cuda.synchronize(device)
+        for place in {other.device for other in self._others.values()}:
+            if place.type == "cuda":
+                torch_module().cuda.synchronize(place)
+
+
+class _OnGpu:
+    """A contiguous tensor in GPU memory: records go there and are written by the kernels."""
+
+    def __init__(self, name: str, tensor: Any) -> None:
+        self.device = tensor.device
+        self._bits = arrays.device_bits(name, tensor)[1]
+
+    def read(self, record: Record) -> Bits:
+        window = self._bits[record.start :]
+        if record.offsets is None:
+            return device.to_host(window[: record.new_bits.size])
+        return device.to_host(kernels.gather(window, device.to_device(record.offsets, window)))
+
+    def write(self, record: Record, bits: Bits) -> None:
+        window = self._bits[record.start :]
+        values = device.to_device(bits, window)
+        if record.offsets is None:
+            with torch_module().inference_mode():
+                window[: bits.size].copy_(values)
+        else:
+            kernels.scatter(window, device.to_device(record.offsets, window), values)
 
 
 class _Strided:

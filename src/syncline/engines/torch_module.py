@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from syncline import kernels
+from syncline import arrays, device, kernels
 from syncline.abc import Engine
-from syncline.arrays import as_bits, torch_meta
+from syncline.arrays import torch_meta
 from syncline.commit.overwrite import apply_in_memory
 from syncline.engines.torch_memory import TorchTarget, check_writable, identity, same_memory
 from syncline.errors import ConfigError, LayoutError, TornUpdateError
-from syncline.types import ZERO, Bits, Fingerprint, Record, Span, TensorMeta
+from syncline.types import ZERO, Bits, DeviceBits, Fingerprint, Record, Span, TensorMeta
 from syncline.version import HeldVersion
 
 
@@ -55,7 +55,9 @@ class TorchModule(Engine):
     was applied (by `to`, or an assigning `load_state_dict`) make `held` answer None, so that a receiver
     looks at the bits again.
 
-    The CUDA path has not been run on a GPU yet; it shares all but the copies with the strided host path.
+    In GPU memory the kernels of `syncline.kernels.gpu` write, and fingerprint, tensors where they are; they
+    have been run by Triton's interpreter, and not yet on a GPU. A delta's decoding reads the base on the
+    host, so every tensor that it changes is copied there.
     """
 
     def __init__(self, module: Any, names: Mapping[str, str] | None = None) -> None:
@@ -85,11 +87,24 @@ class TorchModule(Engine):
     def view(self, name: str) -> Bits:
         """Return the bits of a tensor; see `Engine.view`.
 
-        Aliasing: a view of the parameter if it is contiguous and in host memory, else a copy; of the
-        parameter that the last call of `tensors` or `held` found.
+        Aliasing: a view of the parameter if it is contiguous and in host memory, else a copy (pinned, if
+        it comes from a GPU); of the parameter that the last call of `tensors` or `held` found.
         """
-        bits = as_bits(name, self._walked[name])[1].view()
+        tensor = self._walked[name]
+        if arrays.is_on_gpu(tensor):
+            bits = device.to_host(arrays.device_bits(name, tensor)[1])
+        else:
+            bits = arrays.as_bits(name, tensor)[1].view()
         bits.flags.writeable = False
+        return bits
+
+    def resident(self, name: str) -> Bits | DeviceBits:
+        """Return the bits of a tensor where they lie, when work asked of this thread's stream is done."""
+        tensor = self._walked[name]
+        if not arrays.is_on_gpu(tensor):
+            return self.view(name)
+        bits = arrays.device_bits(name, tensor)[1]
+        device.finish(bits)
         return bits
 
     def apply(self, records: Iterable[Record], held: HeldVersion) -> None:

@@ -20,20 +20,22 @@ def dump(manifest: Manifest, checksum: str = CHECKSUM) -> bytes:
     """Return the index of a version, as `docs/reference/format.md`, section 4, says it.
 
     A full version of raw tensors becomes an ordinary checkpoint's index. Every other version says a
-    `delta_encoding`, so that no reader takes its payloads for weights.
+    `delta_encoding`, so that no reader takes its payloads for weights; a map that only Syncline could
+    follow is left empty, since names cost as much as a hundredth of a small model's delta.
 
     Args:
         checksum: of the digests in the parts, where there are any.
     """
+    is_checkpoint = _is_checkpoint(manifest)
+    is_interchange = manifest.kind == "delta" and manifest.encoding in INTERCHANGE_ENCODINGS
     weight_map = {
         entry.meta.name: manifest.parts[entry.part].path
         for entry in manifest.tensors
-        if entry.part is not None
+        if entry.part is not None and (is_checkpoint or is_interchange)
     }
-    if _is_checkpoint(manifest):
+    if is_checkpoint:
         return dump_full(weight_map, manifest.model_bytes)
     base = manifest.base_version
-    is_interchange = manifest.kind == "delta" and manifest.encoding in INTERCHANGE_ENCODINGS
     return dump_delta(
         weight_map,
         version=f"{manifest.version:06d}",

@@ -3,6 +3,9 @@
 Bits are flat, C-contiguous unsigned arrays of 1, 2, 4 or 8 bytes a unit and may be unaligned views; they
 are compared and copied as integers. The native kernels are used where they are built, else the numpy
 reference, with the same results bit for bit. Nothing here starts threads or keeps state.
+
+`diff`, `scatter`, `gather`, `fingerprint` and `fingerprint_change` also take bits and offsets in GPU memory,
+as torch tensors, and give results there; `syncline.kernels.gpu` says what is different.
 """
 
 from __future__ import annotations
@@ -10,15 +13,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from syncline import config
-from syncline.errors import CodecError, ConfigError, LayoutError
+from syncline.errors import CodecError, LayoutError
 from syncline.kernels import reference
+from syncline.kernels.backend import is_native
 from syncline.kernels.checks import (
     check_axes,
     check_bits,
@@ -32,6 +34,7 @@ from syncline.kernels.checks import (
     check_window,
     check_writable,
 )
+from syncline.kernels.values import read_symbols, steps, unsteps, write_symbols
 from syncline.types import Bits, Fingerprint
 
 __all__ = [
@@ -61,15 +64,15 @@ seeds = reference.seeds
 
 @cache
 def _backend() -> ModuleType:
-    forced = config.forced_kernels()
-    is_built = find_spec("syncline.kernels._native") is not None
-    if forced == "native" and not is_built:
+    return import_module("syncline.kernels.native") if is_native() else reference
+
+
+def _gpu() -> ModuleType:
+    if find_spec("triton") is None:
         raise ConfigError(
-            "SYNCLINE_KERNELS: native kernels are not built here; install the package"
+            "weights in GPU memory need triton, which is not installed: install syncline[gpu]"
         )
-    if forced == "numpy" or not is_built:
-        return reference
-    return import_module("syncline.kernels.native")
+    return import_module("syncline.kernels.gpu")
 
 
 def diff(old: Bits, new: Bits, *, refresh: bool = False) -> tuple[NDArray[np.uint32], Bits, Bits]:
@@ -91,6 +94,8 @@ def diff(old: Bits, new: Bits, *, refresh: bool = False) -> tuple[NDArray[np.uin
         >>> [part.tolist() for part in diff(old, new)]
         [[1], [6], [9]]
     """
+    if not isinstance(old, np.ndarray):
+        return _gpu().diff(old, new, refresh=refresh)
     check_pair(old, new)
     check_window(old.size)
     if refresh:
@@ -106,6 +111,9 @@ def scatter(target: Bits, offsets: NDArray[np.uint32], bits: Bits) -> None:
         LayoutError: widths or lengths do not fit, or `target` is read-only.
         CodecError: an offset is not below the length of `target`; names the first.
     """
+    if not isinstance(target, np.ndarray):
+        _gpu().scatter(target, offsets, bits)
+        return
     check_changes(offsets, bits)
     check_width(target, bits)
     check_writable(target)
@@ -119,6 +127,8 @@ def gather(source: Bits, offsets: NDArray[np.uint32]) -> Bits:
         LayoutError: an argument is not of the right type.
         CodecError: an offset is not below the length of `source`; names the first.
     """
+    if not isinstance(source, np.ndarray):
+        return _gpu().gather(source, offsets)
     check_bits(source)
     check_offsets(offsets)
     bits: Bits = _backend().gather(source, offsets)
@@ -179,6 +189,8 @@ def fingerprint(bits: Bits, start: int, seeds: tuple[int, int]) -> Fingerprint:
         >>> parts == fingerprint(bits, 0, keys)
         True
     """
+    if not isinstance(bits, np.ndarray):
+        return _gpu().fingerprint(bits, start, seeds)
     check_bits(bits)
     check_start(start)
     total: Fingerprint = _backend().fingerprint(bits, start, seeds)
@@ -213,6 +225,8 @@ def fingerprint_change(
         >>> fingerprint(old, 0, keys) + change == fingerprint(new, 0, keys)
         True
     """
+    if not isinstance(old_bits, np.ndarray):
+        return _gpu().fingerprint_change(start, offsets, old_bits, new_bits, seeds)
     check_pair(old_bits, new_bits)
     check_changes(offsets, new_bits)
     check_start(start)
@@ -361,78 +375,3 @@ def join_planes(planes: Sequence[NDArray[np.uint8]], *, rotated: bool = False) -
             raise LayoutError(f"byte planes must be uint8, not {plane.dtype}")
     bits: Bits = _backend().join_planes(planes, rotated=rotated)
     return bits
-
-
-def steps(old: Bits, new: Bits) -> Bits:
-    """Return `new - old`, modulo the width, as a signed number in zigzag form: 0, -1, 1 -> 0, 1, 2.
-
-    Raises:
-        LayoutError: widths or lengths differ.
-
-    Example:
-        >>> steps(np.array([7, 7, 7], np.uint8), np.array([7, 6, 8], np.uint8)).tolist()
-        [0, 1, 2]
-    """
-    check_pair(old, new)
-    return reference.steps(old, new)
-
-
-def unsteps(old: Bits, zigzag: Bits) -> Bits:
-    """Undo `steps`: return the new bits.
-
-    Raises:
-        LayoutError: widths or lengths differ.
-    """
-    check_pair(old, zigzag)
-    return reference.unsteps(old, zigzag)
-
-
-def write_symbols(old: Bits, new: Bits, *, is_step: bool) -> tuple[int, NDArray[np.uint8], Bits]:
-    """Tell changed units from their base in symbols of a few bits (docs/reference/format.md section 6.5).
-
-    Args:
-        old, new: (k,) bits of the same width that differ everywhere.
-        is_step: tell the distance in steps, see `steps`; else the bits that differ.
-
-    Returns:
-        bits of a symbol (1, 4 or 8); symbols, packed; excess (m,), of those that a symbol cannot tell.
-
-    Raises:
-        LayoutError: widths or lengths differ.
-
-    Example:
-        >>> bits, symbols, excess = write_symbols(
-        ...     np.array([7, 7, 7], np.uint16), np.array([8, 6, 99], np.uint16), is_step=True
-        ... )
-        >>> bits, symbols.tolist(), excess.tolist()
-        (4, [1, 15], [168])
-    """
-    check_pair(old, new)
-    told: tuple[int, NDArray[np.uint8], Bits] = _backend().write_symbols(old, new, is_step=is_step)
-    return told
-
-
-def read_symbols(
-    old: Bits, symbols: NDArray[np.uint8], bits: int, excess: Bits, *, is_step: bool
-) -> Bits:
-    """Return the new bits that `write_symbols` told; any input is either refused or gives new bits.
-
-    Raises:
-        LayoutError: an argument is not of the right type or length.
-        CodecError: these are not what `write_symbols` makes of so many changes.
-
-    Example:
-        >>> old, symbols = np.array([7, 7, 7], np.uint16), np.array([1, 15], np.uint8)
-        >>> read_symbols(old, symbols, 4, np.array([168], np.uint16), is_step=True).tolist()
-        [8, 6, 99]
-    """
-    check_width(old, excess)
-    check_bits(symbols)
-    if bits not in (1, 2, 4, 8) or symbols.dtype != np.uint8:
-        raise LayoutError(
-            f"symbols must be uint8 of 1, 2, 4 or 8 bits, not {symbols.dtype} of {bits}"
-        )
-    if symbols.size != -(-old.size * bits // 8):
-        raise LayoutError(f"{symbols.size} bytes do not hold {old.size} symbols of {bits} bits")
-    new: Bits = _backend().read_symbols(old, symbols, bits, excess, is_step=is_step)
-    return new

@@ -115,7 +115,8 @@ def _parts(builder: Builder, cuts: Cuts) -> Iterator[Part]:
                 yield from builder.apply(rule, [model.canonical(prefix)], prefix, cuts)
     yield from builder.apply(_spelled(FINAL_NORM, "norm.weight", names), [root], "", cuts)
     if "tie_word_embeddings" not in model.layer_tags[0]:
-        yield from builder.apply(_spelled(OUTPUT, "lm_head.weight", names), [""], "", cuts)
+        head_root = [model.wrapper.head_root]
+        yield from builder.apply(_spelled(OUTPUT, "lm_head.weight", names), head_root, "", cuts)
 
 
 def _spelled(rule: Rule, local: str, names: Iterable[tuple[str, str]]) -> Rule:

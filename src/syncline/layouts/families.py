@@ -297,6 +297,13 @@ BUILT_IN: Mapping[str, Family] = MappingProxyType(
 """The families of this package by `model_type`."""
 
 _VISUAL = Wrapper("model.language_model.", "language_model.", (("model.visual.", "vision_model."),))
+# A whole causal model, its output included, beside what sees.
+_BESIDE_A_TOWER = Wrapper(
+    "language_model.model.",
+    "language_model.",
+    (("vision_tower.", "vision_tower."), ("multi_modal_projector.", "multi_modal_projector.")),
+    head_root="language_model.",
+)
 WRAPPERS: Mapping[str, Wrapper] = MappingProxyType(
     {
         "qwen3_vl": _VISUAL,
@@ -304,13 +311,11 @@ WRAPPERS: Mapping[str, Wrapper] = MappingProxyType(
         "qwen3_5": _VISUAL,
         "qwen3_5_moe": _VISUAL,
         "glm4v_moe": _VISUAL,
-        "gemma3": Wrapper(
-            "language_model.model.",
-            "language_model.",
-            (
-                ("vision_tower.", "vision_tower."),
-                ("multi_modal_projector.", "multi_modal_projector."),
-            ),
+        "gemma3": _BESIDE_A_TOWER,
+        "kimi_vl": _BESIDE_A_TOWER,
+        "kimi_k25": replace(
+            _BESIDE_A_TOWER,
+            towers=(("vision_tower.", "vision_tower."), ("mm_projector.", "mm_projector.")),
         ),
     }
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from syncline.errors import ConfigError
@@ -122,19 +123,52 @@ class MegatronMesh:
         each, left = divmod(rest, len(free)) if free else (0, rest)
         sizes = [given.get(pp, each) for pp in range(self.pp)]
         if left or rest < 0 or any(size % self.vpp for size in sizes):
+            fixed_text = "".join(f", stage {pp} having {size}" for pp, size in given.items())
             raise ConfigError(
                 f"{slots} layers (embedding and loss included where they count) do not divide into "
-                f"{self.pp} stages of {self.vpp} chunks with {given} fixed; give `stages`"
+                f"{self.pp} stages of {self.vpp} chunk(s){fixed_text}; say how many layers the first or the "
+                "last stage has (first_layers, last_layers; syncline plan: first=, last=), or every stage "
+                "(stages; syncline plan: --stages)"
             )
         return [size // self.vpp for size in sizes]
+
+    @staticmethod
+    def stages_of(counts: Sequence[Sequence[int]]) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """Return `stages` for so many layers in each chunk, `counts[pp][chunk]`.
+
+        Layers run through the first chunk of every stage, then through the second, and so on.
+
+        Raises:
+            ConfigError: stages have different numbers of chunks.
+
+        Example:
+            >>> MegatronMesh.stages_of([[1, 2], [3, 1]])
+            (((0,), (4, 5)), ((1, 2, 3), (6,)))
+        """
+        chunks = {len(stage) for stage in counts}
+        if len(chunks) != 1:
+            raise ConfigError(
+                f"every stage has as many chunks as every other, found {sorted(chunks)}"
+            )
+        held: list[list[tuple[int, ...]]] = [[] for _ in counts]
+        first = 0
+        for chunk in range(chunks.pop()):
+            for pp, stage in enumerate(counts):
+                held[pp].append(tuple(range(first, first + stage[chunk])))
+                first += stage[chunk]
+        return tuple(tuple(stage) for stage in held)
 
     def _explicit(self, count: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
         stages = self.stages or ()
         named = sorted(layer for chunks in stages for chunk in chunks for layer in chunk)
         if named != list(range(count)) or len(stages) != self.pp:
             raise ConfigError(
-                f"`stages` must name each of {count} layers once, in {self.pp} stages; it names {named}"
+                f"stages: expected each of {count} layers once, in {self.pp} stages; found {len(named)} "
+                f"layers, {len(set(named))} of them different, in {len(stages)} stages"
             )
         if any(len(chunks) != self.vpp for chunks in stages):
-            raise ConfigError(f"`stages` must give {self.vpp} chunks for every stage")
+            raise ConfigError(
+                f"stages: expected {self.vpp} chunk(s) for every stage, found "
+                f"{sorted({len(chunks) for chunks in stages})}"
+            )
         return stages

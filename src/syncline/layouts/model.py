@@ -76,11 +76,13 @@ class Wrapper:
         root: canonical prefix of the text part, where a family's tables say `model.`.
         local_root: local prefix of the text part.
         towers: canonical and local prefix of parts that the first stage holds whole.
+        head_root: canonical prefix of the output, which lies beside the text part.
     """
 
     root: str
     local_root: str
     towers: tuple[tuple[str, str], ...]
+    head_root: str = ""
 
 
 # PEFT puts its own prefix before the names of adapters, and nowhere else.
@@ -137,6 +139,8 @@ class Model:
         """Return a canonical name that a table gives, under this model's root."""
         if name.startswith("model."):
             name = self.wrapper.root + name.removeprefix("model.")
+        elif name.startswith("lm_head."):
+            name = self.wrapper.head_root + name
         return f"base_model.model.{name}" if _ADAPTER in name else name
 
 

@@ -3,7 +3,7 @@
 Pure geometry: sees metadata, never an element; the same plan on every rank, with a digest to prove it.
 """
 
-from syncline.plan.describe import heat_map, read_sizes, record, records, summary
+from syncline.plan.describe import heat_map, legend, read_sizes, record, records, summary
 from syncline.plan.move import Mover, execute, incoming, outgoing, receive, send
 from syncline.plan.pieces import Piece, intersect
 from syncline.plan.planner import Load, Plan, Transfer, load_of, make_plan
@@ -18,6 +18,7 @@ __all__ = [
     "heat_map",
     "incoming",
     "intersect",
+    "legend",
     "load_of",
     "make_plan",
     "outgoing",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import prod
 from typing import Any
 
@@ -151,11 +151,39 @@ def heat_map(load: Load, rows: int = 16, columns: int = 64) -> str:
          +
         @@
     """
-    cells = _summed(_summed(load.links, rows).T, columns).T
+    cells = _cells(load, rows, columns)
     top = max(int(cells.max()), 1)
     # Rounded up: a cell with any bytes is never blank.
     shades = -(-cells * (len(_SHADES) - 1) // top)
     return "\n".join("".join(_SHADES[shade] for shade in line).rstrip() for line in shades)
+
+
+def legend(load: Load, write: Callable[[float], str], rows: int = 16, columns: int = 64) -> str:
+    """Return what the shades of a heat map mean, and how many ranks one of its cells stands for.
+
+    Args:
+        write: writes a number of bytes.
+        rows, columns: as for `heat_map`.
+
+    Example:
+        >>> load = Load(np.array([[0, 5], [10, 10]]), 25, 0, 0)
+        >>> legend(load, "{:.0f} B".format, rows=2, columns=2)
+        'blank: nothing; . to @: up to 1 B to 10 B; a cell is 1 x 1 rank(s)'
+    """
+    cells = _cells(load, rows, columns)
+    top, steps = int(cells.max()), len(_SHADES) - 1
+    down, across = (
+        -(-ranks // shown) for ranks, shown in zip(load.links.shape, cells.shape, strict=True)
+    )
+    first, last = _SHADES[1], _SHADES[-1]
+    return (
+        f"blank: nothing; {first} to {last}: up to {write(top // steps)} to {write(top)}; "
+        f"a cell is {'up to ' if down * across > 1 else ''}{down} x {across} rank(s)"
+    )
+
+
+def _cells(load: Load, rows: int, columns: int) -> NDArray[np.int64]:
+    return _summed(_summed(load.links, rows).T, columns).T
 
 
 def _summed(links: NDArray[np.int64], lines: int) -> NDArray[np.int64]:

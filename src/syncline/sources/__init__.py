@@ -1,4 +1,4 @@
-"""Where a publisher's weights come from: memory, or a checkpoint on disk.
+"""Where a publisher's weights come from: memory, a checkpoint on disk, or memory whose writes are seen.
 
 A source yields canonical tensors as bits, each once, in views that stay unchanged until the next is asked
 for. It never converts a value and never leaves a tensor out.
@@ -12,9 +12,22 @@ from typing import Any
 from syncline.abc import WeightSource
 from syncline.errors import ConfigError
 from syncline.sources.checkpoint import CheckpointSource
+from syncline.sources.hook import watch
 from syncline.sources.memory import MemorySource
+from syncline.sources.merged_lora import merged_lora
+from syncline.sources.torch_shards import fsdp_layout, megatron_shards
+from syncline.sources.watched import WatchedWeights
 
-__all__ = ["CheckpointSource", "MemorySource", "as_source"]
+__all__ = [
+    "CheckpointSource",
+    "MemorySource",
+    "WatchedWeights",
+    "as_source",
+    "fsdp_layout",
+    "megatron_shards",
+    "merged_lora",
+    "watch",
+]
 
 
 def as_source(

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from syncline import arrays
 from syncline.abc import WeightSource
-from syncline.arrays import as_bits
 from syncline.errors import ConfigError, LayoutError
 from syncline.types import Bits, TensorMeta
 
@@ -22,8 +22,9 @@ class MemorySource(WeightSource):
             of ml_dtypes. A generator of pairs can be read once.
         files: the checkpoint's other files by name, for the first version of a run.
 
-    Aliasing: the bits are a view of the tensor's memory where that is contiguous and in host memory;
-    else one tensor at a time is copied.
+    Aliasing: the bits are a view of the tensor's memory where that is contiguous, else one tensor at a
+    time is copied. Those of a tensor in GPU memory stay there (`DeviceBits`); other devices' are copied
+    to the host.
 
     Example:
         >>> import numpy as np
@@ -59,7 +60,10 @@ class MemorySource(WeightSource):
                     f"tensor {name!r} came twice; every name is published once", tensor=name
                 )
             seen.add(name)
-            yield as_bits(name, value)
+            if arrays.is_on_gpu(value):
+                yield arrays.device_bits(name, value)
+            else:
+                yield arrays.as_bits(name, value)
 
     def files(self) -> Mapping[str, bytes]:
         """Return the files that the source was made with."""

@@ -3,6 +3,16 @@
 from syncline.sync.conversion import convert
 from syncline.sync.publisher import Publisher
 from syncline.sync.receiver import Receiver
-from syncline.sync.reports import AppliedVersion, PublishReport
+from syncline.sync.reports import AppliedVersion, Notice, PublishReport
+from syncline.sync.sharded import Ranks, ShardedPublisher
 
-__all__ = ["AppliedVersion", "PublishReport", "Publisher", "Receiver", "convert"]
+__all__ = [
+    "AppliedVersion",
+    "Notice",
+    "PublishReport",
+    "Publisher",
+    "Ranks",
+    "Receiver",
+    "ShardedPublisher",
+    "convert",
+]

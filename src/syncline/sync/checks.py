@@ -42,7 +42,7 @@ def adopt(engine: Engine, history: History) -> HeldVersion | None:
     metas = engine.tensors()
     if not metas:
         return None
-    found = fingerprints(metas.values(), engine.view)
+    found = fingerprints(metas.values(), engine.resident)
     held = history.with_fingerprint(sum((fingerprint for _, fingerprint in found), ZERO))
     if held is not None:
         check_layout(metas, held.manifest)
@@ -144,7 +144,7 @@ def verify_engine(engine: Engine, manifest: Manifest) -> None:
     metas = (entry.meta for entry in manifest.tensors)
     wrong = [
         meta.name
-        for meta, fingerprint in fingerprints(metas, engine.view)
+        for meta, fingerprint in fingerprints(metas, engine.resident)
         if fingerprint != manifest.by_name[meta.name].fingerprint
     ]
     if wrong:

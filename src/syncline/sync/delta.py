@@ -11,12 +11,12 @@ from syncline.codecs import choice
 from syncline.codecs.planes import Planes
 from syncline.format import names
 from syncline.format.part import Spool, metadata_for
+from syncline.sync.base import Base
 from syncline.sync.checks import check_complete, check_tensor
 from syncline.sync.encode import DeltaEncoder, Encoded, encode_all
 from syncline.sync.options import PublisherOptions
 from syncline.sync.phases import Phases
 from syncline.sync.slices import by_tensor
-from syncline.sync.snapshot import Snapshot
 from syncline.sync.writer import VersionWriter
 from syncline.threads import Background
 from syncline.types import ZERO, Step, TensorMeta
@@ -29,7 +29,7 @@ class DeltaWriter:
     While later tensors are compared and encoded, the parts before them are being put.
 
     Args:
-        snapshot: holds the bits of `base`; refreshed to the source's bits on the way.
+        snapshot: tells what differs from `base`.
         options: encoding, size of parts, memory for payloads.
         density: share of the units that is expected to change, to choose encodings by.
     """
@@ -38,7 +38,7 @@ class DeltaWriter:
         self,
         writer: VersionWriter,
         base: Manifest,
-        snapshot: Snapshot,
+        snapshot: Base,
         *,
         options: PublisherOptions,
         density: float,
@@ -72,7 +72,7 @@ class DeltaWriter:
             LayoutError: a tensor is unknown, repeated, missing, or of another dtype or shape.
         """
         encoder = DeltaEncoder(
-            self._snapshot.bits, self._encoding_of, self._phases, checksum=self._checksum
+            self._snapshot.difference, self._encoding_of, self._phases, checksum=self._checksum
         )
         try:
             with self._puts:
@@ -116,6 +116,7 @@ class DeltaWriter:
         found = _Found(pieces)
         size_bytes = self._spooled(meta, found)
         before = self._base.by_name[meta.name].fingerprint
+        self._snapshot.confirm(meta, before + found.difference)
         if not found.changed:
             self._spool.drop(meta.name)
             return TensorEntry(meta, before, None, None, None)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
-from syncline import kernels
+from syncline import device, kernels
+from syncline.device import DeviceCopies
+from syncline.errors import VerifyError
 from syncline.sync.phases import Phases
-from syncline.types import WINDOW_UNITS, ZERO, Bits, TensorMeta, Window
+from syncline.types import WINDOW_UNITS, ZERO, Bits, DeviceBits, TensorMeta, Window
 
 
 class Difference:
@@ -22,15 +25,20 @@ class Difference:
         snapshot: (meta.unit_count,) bits at the base version; overwritten by `new`.
         new: (meta.unit_count,) bits to publish; only read.
         units: which of the tensor's units to go through, beginning at a window's first; all by default.
+        copies: where `new` lies on a device, it is compared there with the copy that these hold, and
+            changes alone come to the host. None: all of it comes.
+
+    May be iterated in another thread than the one that made it, whose stream it follows on a device.
     """
 
     def __init__(
         self,
         meta: TensorMeta,
         snapshot: Bits,
-        new: Bits,
+        new: Bits | DeviceBits,
         phases: Phases,
         units: range | None = None,
+        copies: DeviceCopies | None = None,
     ) -> None:
         self._meta = meta
         self._snapshot = snapshot
@@ -39,21 +47,54 @@ class Difference:
         self._units = range(meta.unit_count) if units is None else units
         self.changed = 0
         self.fingerprint = ZERO
+        device.follow(new)
+        self._copy: DeviceBits | None = None
+        if copies is not None and not isinstance(new, np.ndarray):
+            self._copy = copies.of(meta, snapshot, new)
 
     def __iter__(self) -> Iterator[Window]:
         seeds = kernels.seeds(self._meta.name)
-        for start in range(self._units.start, self._units.stop, WINDOW_UNITS):
-            stop = min(start + WINDOW_UNITS, self._units.stop)
-            snapshot = self._snapshot[start:stop]
+        found = self._found()
+        while True:
             with self._phases("diff"):
-                offsets, old_bits, new_bits = kernels.diff(
-                    snapshot, self._new[start:stop], refresh=True
-                )
-                self.changed += offsets.size
+                window = next(found, None)
+                if window is None:
+                    return
+                self.changed += window.offsets.size
                 self.fingerprint += kernels.fingerprint_change(
-                    start, offsets, old_bits, new_bits, seeds
+                    window.start, window.offsets, window.old_bits, window.new_bits, seeds
                 )
+            yield window
+
+    def _found(self) -> Iterator[Window]:
+        if self._copy is None:
+            for start, new in device.host_windows(self._new, self._units):
+                snapshot = self._snapshot[start : start + new.size]
+                yield Window(start, snapshot, *kernels.diff(snapshot, new, refresh=True))
+            return
+        windows = device.changes_on_device(self._copy, self._new, self._units)
+        for start, (offsets, old_bits, new_bits) in windows:
+            snapshot = self._snapshot[start : min(start + WINDOW_UNITS, self._units.stop)]
+            self._refresh(start, snapshot, offsets, old_bits, new_bits)
             yield Window(start, snapshot, offsets, old_bits, new_bits)
+
+    def _refresh(
+        self,
+        start: int,
+        snapshot: Bits,
+        offsets: NDArray[np.uint32],
+        old_bits: Bits,
+        new_bits: Bits,
+    ) -> None:
+        """Bring a window of the snapshot to what the device's copy holds, if both were the same before."""
+        if not np.array_equal(kernels.gather(snapshot, offsets), old_bits):
+            raise VerifyError(
+                f"tensor {self._meta.name!r}: the copy on the GPU and the snapshot on the host differ "
+                f"among the {offsets.size} changes from unit {start} on; something else wrote to one of "
+                "them, or memory is faulty; publish again, both are rebuilt from the store",
+                tensor=self._meta.name,
+            )
+        kernels.scatter(snapshot, offsets, new_bits)
 
 
 def dense_windows(bits: Bits, units: range | None = None) -> Iterator[Window]:

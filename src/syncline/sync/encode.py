@@ -13,7 +13,8 @@ from syncline.codecs.payload import blaming
 from syncline.codecs.windows import WindowCodec
 from syncline.format import checksum as checksums
 from syncline.format.rules import INTERCHANGE_ENCODINGS
-from syncline.sync.detect import Difference, dense_windows
+from syncline.sync.base import Windows
+from syncline.sync.detect import dense_windows
 from syncline.sync.phases import Phases
 from syncline.sync.slices import Slice, in_batches, whole, windows_of
 from syncline.types import WINDOW_UNITS, Bits, TensorMeta, Window
@@ -34,7 +35,7 @@ class Encoded:
 
     meta: TensorMeta
     chunks: Iterable[Buffer]
-    difference: Difference | None = None
+    difference: Windows | None = None
     digest: checksums.Checksum | None = None
 
 
@@ -42,24 +43,24 @@ Work = Iterator[tuple[Slice, Callable[[], Encoded]]]
 
 
 class DeltaEncoder:
-    """Encodes what differs from a snapshot, and refreshes the snapshot on the way.
+    """Encodes what differs from a base.
 
     Args:
-        snapshot: returns the writable bits at the base version of the tensor with this name.
+        difference: see `Base.difference`; called in order and in the caller's thread.
         encoding: returns the name of the codec for a tensor.
         checksum: of the new bytes, where slime-family readers want one.
     """
 
     def __init__(
         self,
-        snapshot: Callable[[str], Bits],
+        difference: Callable[[TensorMeta, Bits, Phases, range], Windows],
         encoding: Callable[[TensorMeta], str],
         phases: Phases,
         *,
         checksum: str,
     ) -> None:
         self._checksum = checksum
-        self._snapshot = snapshot
+        self._difference = difference
         self._encoding = encoding
         self._phases = phases
 
@@ -94,13 +95,12 @@ class DeltaEncoder:
 
     def _work(self, meta: TensorMeta, bits: Bits) -> Work:
         codec = codecs.get(self._encoding(meta))
-        snapshot = self._snapshot(meta.name)
         slices = windows_of(meta) if isinstance(codec, WindowCodec) else [whole(meta)]
         for piece in slices:
-            difference = Difference(meta, snapshot, bits, self._phases, piece.units)
+            difference = self._difference(meta, bits, self._phases, piece.units)
             yield piece, partial(self._slice, codec, piece, difference)
 
-    def _slice(self, codec: Codec, piece: Slice, difference: Difference) -> Encoded:
+    def _slice(self, codec: Codec, piece: Slice, difference: Windows) -> Encoded:
         if isinstance(codec, WindowCodec):
             with self._phases("encode"):
                 return Encoded(piece.meta, list(_packed(codec, piece, difference)), difference)
@@ -137,7 +137,7 @@ def _packed(codec: WindowCodec, piece: Slice, windows: Iterable[Window]) -> Iter
             yield codec.pack(piece.meta, window)
 
 
-def _digested(difference: Difference, digest: checksums.Checksum | None) -> Iterator[Window]:
+def _digested(difference: Windows, digest: checksums.Checksum | None) -> Iterator[Window]:
     for window in difference:
         if digest is not None:
             checksums.update(digest, window.new)

@@ -13,11 +13,11 @@ from syncline.codecs.full import Full
 from syncline.codecs.planes import Planes
 from syncline.format import names
 from syncline.format import part as part_format
+from syncline.sync.base import Base
 from syncline.sync.encode import encode_all
 from syncline.sync.options import PublisherOptions
 from syncline.sync.phases import Phases
 from syncline.sync.slices import by_tensor
-from syncline.sync.snapshot import Snapshot
 from syncline.sync.writer import VersionWriter
 from syncline.threads import Background
 from syncline.types import WINDOW_UNITS, TensorMeta
@@ -34,7 +34,7 @@ class FullWriter:
     def __init__(
         self,
         writer: VersionWriter,
-        snapshot: Snapshot,
+        snapshot: Base,
         *,
         options: PublisherOptions,
         phases: Phases,

@@ -13,6 +13,7 @@ from syncline.errors import CodecError, ConfigError
 from syncline.format import checksum as checksums
 from syncline.format.index import CHECKSUM
 from syncline.format.rules import INTERCHANGE_ENCODINGS
+from syncline.sync.notify import Deployments
 from syncline.types import TensorMeta
 
 _OVERWRITE_LIMIT_BYTES = 1 << 32
@@ -36,9 +37,16 @@ class PublisherOptions:
         memory_bytes: payload of one part that is held in memory; more goes to a temporary file.
         snapshot_dir: keep the copy of the last version's weights in memory-mapped files in this
             directory instead of in memory; None: in memory.
+        device_copy: where weights are in GPU memory, keep a copy of the last version's there as well and
+            compare on the GPU, so that only changes cross to the host. It takes as much GPU memory as
+            the weights. False: all weights cross, and are compared on the host.
         layout: `syncline`, or `slime`: every version is also one that readers of the slime family take.
             Then deltas are `xor` (which `auto` means) or `overwrite`, and full versions `full`.
         checksum: of a tensor's new bytes, for those readers: `xxh3-128`, `blake3` or `adler32`.
+        notify: deployments to tell of every version that `publish` commits, over the hot-load API: URLs,
+            alone or with commas between them, or a `HotLoadClient` for each.
+        notify_token_env: environment variable that holds the bearer token for the URLs in `notify`.
+        notify_timeout_s: how long all of them together may take.
     """
 
     encoding: str = "auto"
@@ -48,8 +56,12 @@ class PublisherOptions:
     part_bytes: int = 4 << 30
     memory_bytes: int = 64 << 20
     snapshot_dir: str | PathLike[str] | None = None
+    device_copy: bool = True
     layout: Literal["syncline", "slime"] = "syncline"
     checksum: str = CHECKSUM
+    notify: Deployments = ()
+    notify_token_env: str | None = None
+    notify_timeout_s: float = 10.0
 
     def __post_init__(self) -> None:
         if self.encoding != "auto" and self.encoding not in codecs.NAMES:
@@ -70,6 +82,8 @@ class PublisherOptions:
         for name in ("part_bytes", "memory_bytes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: expected at least 1, found {getattr(self, name)}")
+        if not self.notify_timeout_s > 0:
+            raise ConfigError(f"notify_timeout_s must be above 0, found {self.notify_timeout_s}")
         if self.anchor_every is not None and self.anchor_every < 1:
             raise ConfigError(
                 f"anchor_every: expected None or at least 1, found {self.anchor_every}"

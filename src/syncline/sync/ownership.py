@@ -56,16 +56,7 @@ class Ownership:
         Raises:
             VersionConflictError: it is another publisher's.
         """
-        raw = read_head(self._store)
-        found = None if raw is None else head_format.load(raw)
-        if found is None or (found.run_id, found.epoch) != (self.head.run_id, self.head.epoch):
-            other = "no HEAD" if found is None else f"epoch {found.epoch} of run {found.run_id}"
-            raise VersionConflictError(
-                f"another publisher has taken the store over: expected epoch {self.head.epoch} of run "
-                f"{self.head.run_id}, found {other}; stop this publisher, or make a new one to take "
-                "the store back"
-            )
-        self.head = found
+        self.head = check_owned(self._store, self.head.run_id, self.head.epoch)
 
     def commit(self, version: HeldVersion) -> None:
         """Make a version, all of whose objects are in the store, the current one."""
@@ -96,6 +87,23 @@ class Ownership:
                 self.check()  # a later publisher may be writing the same version by now
                 self._store.delete(info.key)
         self._observe(Step("publish.leftovers_removed"))
+
+
+def check_owned(store: Store, run_id: str, epoch: int) -> Head:
+    """Return the store's HEAD, which is of this run and epoch.
+
+    Raises:
+        VersionConflictError: it is another publisher's.
+    """
+    raw = read_head(store)
+    found = None if raw is None else head_format.load(raw)
+    if found is None or (found.run_id, found.epoch) != (run_id, epoch):
+        other = "no HEAD" if found is None else f"epoch {found.epoch} of run {found.run_id}"
+        raise VersionConflictError(
+            f"another publisher has taken the store over: expected epoch {epoch} of run {run_id}, found "
+            f"{other}; stop this publisher, or make a new one to take the store back"
+        )
+    return found
 
 
 def _check_empty(store: Store) -> None:

@@ -9,18 +9,21 @@ from typing import Any
 
 from syncline.abc import Observe, Store, WeightSource, ignore
 from syncline.errors import BaseVersionError
-from syncline.sources import CheckpointSource, as_source
+from syncline.sources import CheckpointSource, WatchedWeights, as_source
+from syncline.sync.base import Base
 from syncline.sync.checks import adopt, check_kind
 from syncline.sync.delta import DeltaWriter
 from syncline.sync.fetch import files_of
 from syncline.sync.full import FullWriter
 from syncline.sync.layout import check_slime_run
+from syncline.sync.notify import clients, notify
 from syncline.sync.options import PublisherOptions
 from syncline.sync.ownership import Ownership
 from syncline.sync.phases import Phases
 from syncline.sync.receiver import Receiver
 from syncline.sync.reports import PublishReport
 from syncline.sync.snapshot import Snapshot
+from syncline.sync.watched import WatchedBase
 from syncline.sync.writer import VersionWriter, model_fingerprint
 from syncline.trace import Trace
 from syncline.version import HeldVersion, Kind, Manifest, PartEntry, TensorEntry
@@ -48,7 +51,8 @@ class Publisher:
         trace: collects what ran when; see `syncline.Trace`.
         options: the fields of `PublisherOptions`.
 
-    Cost: one copy of the weights in host memory (see `snapshot_dir`).
+    Cost: one copy of the weights in host memory (see `snapshot_dir`), and where they are in GPU memory
+    one more there (see `device_copy`); none for weights from `watch`.
 
     Example:
         >>> import numpy as np, syncline
@@ -73,12 +77,13 @@ class Publisher:
     ) -> None:
         check_kind("store", store, Store)
         self.options = PublisherOptions(**options)
+        self._told = clients(self.options.notify, self.options.notify_token_env)
         if self.options.layout == "slime":
             check_slime_run(store)
         self._store = store
         self._observe = observe if observe is not None else ignore
         self._trace = trace
-        self._snapshot: Snapshot | None = None
+        self._snapshot: Base | None = None
         self._files: Mapping[str, bytes] = {}
         self._owner = Ownership(store, self._observe)
         self._deltas = 0
@@ -106,12 +111,14 @@ class Publisher:
         After any error the store's current version is whole, and these weights are not committed
         (unless writing the anchor behind them failed: see `version`); publish them again.
 
+        A deployment in `notify` that does not take the version fails nothing: see `PublishReport.notices`.
+
         Cost: reads the weights and the snapshot once. Collective: no.
         """
         phases = Phases(self._trace)
         source = as_source(weights)
         with phases("recover"):
-            snapshot = self._recovered()
+            snapshot = self._recovered(source)
         # Until the commit the snapshot runs ahead of the store: after an error it is rebuilt from there.
         self._snapshot = None
         if not snapshot.tensors():
@@ -127,11 +134,21 @@ class Publisher:
             anchor = self._commit_full(snapshot, snapshot.table(), phases)
             report = replace(report, anchor=anchor.version)
         self._snapshot = snapshot
+        if self._told:
+            with phases("notify"):
+                current = snapshot.require_held().manifest
+                notices = notify(
+                    self._told,
+                    current,
+                    self.options.notify_timeout_s,
+                    checksum=self.options.checksum,
+                )
+            report = replace(report, notices=notices)
         return replace(report, seconds=phases.seconds())
 
     def _start_from(self, base: CheckpointSource) -> None:
         """Seed the snapshot from the bytes that the engines loaded; in an empty store publish them."""
-        snapshot = Snapshot(self.options.snapshot_dir)
+        snapshot = self._new_snapshot()
         self._files = snapshot.fill(base)
         self._owner.remove_leftovers()
         if self._owner.head.version is None:
@@ -146,16 +163,33 @@ class Publisher:
             self._catch_up(snapshot)
         self._snapshot = snapshot
 
-    def _recovered(self) -> Snapshot:
-        """Return a snapshot that holds the current version, rebuilt from the store if it must be."""
-        if self._snapshot is not None:
+    def _recovered(self, source: WeightSource) -> Base:
+        """Return what knows the current version, rebuilt from the store if it must be."""
+        if isinstance(source, WatchedWeights):
+            return WatchedBase(source, self._held())
+        if isinstance(self._snapshot, Snapshot):
             return self._snapshot
         self._owner.check()
         self._owner.remove_leftovers()
-        snapshot = Snapshot(self.options.snapshot_dir)
+        snapshot = self._new_snapshot()
         if self._owner.head.version is not None:
             self._catch_up(snapshot)
         return snapshot
+
+    def _new_snapshot(self) -> Snapshot:
+        return Snapshot(self.options.snapshot_dir, device_copy=self.options.device_copy)
+
+    def _held(self) -> HeldVersion | None:
+        """Return the current version without its weights."""
+        if self._snapshot is not None:
+            return self._snapshot.held()
+        self._owner.check()
+        self._owner.remove_leftovers()
+        history = self._owner.history()
+        if history.current is not None:
+            self._files = files_of(history)
+            self._deltas = history.deltas_since_full()
+        return history.current
 
     def _catch_up(self, snapshot: Snapshot) -> None:
         Receiver(self._store, snapshot, observe=self._observe).sync()
@@ -167,9 +201,7 @@ class Publisher:
         every = self.options.anchor_every
         return every is not None and self._deltas >= every
 
-    def _commit_delta(
-        self, snapshot: Snapshot, source: WeightSource, phases: Phases
-    ) -> PublishReport:
+    def _commit_delta(self, snapshot: Base, source: WeightSource, phases: Phases) -> PublishReport:
         delta = DeltaWriter(
             self._writer(phases),
             snapshot.require_held().manifest,
@@ -187,7 +219,7 @@ class Publisher:
         return report
 
     def _commit_full(
-        self, snapshot: Snapshot, table: Mapping[str, TensorEntry], phases: Phases
+        self, snapshot: Base, table: Mapping[str, TensorEntry], phases: Phases
     ) -> PublishReport:
         self.options.check(entry.meta for entry in table.values())
         full = FullWriter(self._writer(phases), snapshot, options=self.options, phases=phases)
@@ -203,7 +235,7 @@ class Publisher:
 
     def _commit(
         self,
-        snapshot: Snapshot,
+        snapshot: Base,
         kind: Kind,
         parts: list[PartEntry],
         files: list[PartEntry],
@@ -227,6 +259,7 @@ class Publisher:
         )
         with phases("commit"):
             version = self._writer(phases).finish(manifest, self.options.checksum)
+            snapshot.check_unwritten()
             self._owner.commit(version)
         snapshot.apply((), version)
         return report_of(version)

@@ -9,6 +9,21 @@ from typing import Any
 from syncline.version import Kind
 
 
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What became of telling one deployment.
+
+    Attributes:
+        url: which one.
+        identity: the version that it was told of: the store's current one.
+        error: why it did not take it; None if it did.
+    """
+
+    url: str
+    identity: str
+    error: str | None = None
+
+
 @dataclass(frozen=True)
 class PublishReport:
     """One published version.
@@ -20,6 +35,7 @@ class PublishReport:
         changed, total: units (elements, or bytes of sub-byte dtypes) that changed, and of all tensors.
         payload_bytes: bytes of the parts; `full_bytes`: of the weights written out raw.
         anchor: number of the full version that was published right after, with the same weights.
+        notices: what became of telling each deployment in `notify`.
         seconds: by phase (`diff`, `encode`, `put`, `commit`, ...), and `total`.
     """
 
@@ -32,6 +48,7 @@ class PublishReport:
     payload_bytes: int
     full_bytes: int
     anchor: int | None = None
+    notices: tuple[Notice, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property

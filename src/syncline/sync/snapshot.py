@@ -10,14 +10,16 @@ from pathlib import Path
 
 import numpy as np
 
+from syncline import device
 from syncline.abc import WeightSource
+from syncline.device import DeviceCopies
 from syncline.engines.memory import MemoryEngine
 from syncline.errors import BaseVersionError, LayoutError, StoreError
 from syncline.sync.checks import check_complete, check_tensor
 from syncline.sync.detect import Difference
 from syncline.sync.fingerprints import fingerprints
 from syncline.sync.phases import Phases
-from syncline.types import Bits, TensorMeta, unsigned
+from syncline.types import Bits, DeviceBits, Fingerprint, TensorMeta, unsigned
 from syncline.version import HeldVersion, TensorEntry
 
 
@@ -26,9 +28,13 @@ class Snapshot(MemoryEngine):
 
     Args:
         directory: keep the bits in unnamed temporary files there; None: in memory.
+        device_copy: keep another copy beside weights in GPU memory, so that they are compared there.
     """
 
-    def __init__(self, directory: str | PathLike[str] | None = None) -> None:
+    def __init__(
+        self, directory: str | PathLike[str] | None = None, *, device_copy: bool = False
+    ) -> None:
+        self.copies = DeviceCopies() if device_copy else None
         self._directory = None if directory is None else Path(directory)
         super().__init__(allocate=self._allocate)
         self._filled: dict[str, TensorEntry] = {}
@@ -40,7 +46,10 @@ class Snapshot(MemoryEngine):
             LayoutError: a name comes twice, or no tensor comes at all.
         """
         for meta, bits in source.tensors():
-            np.copyto(self.add(meta), bits)
+            copy = self.add(meta)
+            device.follow(bits)
+            for start, window in device.host_windows(bits, range(meta.unit_count)):
+                np.copyto(copy[start : start + window.size], window)
         if not self.tensors():
             raise LayoutError("the source has no tensors; expected every tensor of the model")
         for meta, fingerprint in fingerprints(self.tensors().values(), self.bits):
@@ -53,13 +62,25 @@ class Snapshot(MemoryEngine):
         seen: dict[str, TensorEntry] = {}
         for meta, bits in source.tensors():
             check_tensor(meta, base, seen)
-            difference = Difference(meta, self.bits(meta.name), bits, phases)
+            difference = self.difference(meta, bits, phases, range(meta.unit_count))
             for _ in difference:
                 pass
             fingerprint = base.by_name[meta.name].fingerprint + difference.fingerprint
             seen[meta.name] = TensorEntry(meta, fingerprint, None, None, None)
         check_complete(base, seen)
         return seen
+
+    def difference(
+        self, meta: TensorMeta, bits: Bits | DeviceBits, phases: Phases, units: range
+    ) -> Difference:
+        """Return what differs in these units; iterating it makes the snapshot hold them."""
+        return Difference(meta, self.bits(meta.name), bits, phases, units, self.copies)
+
+    def confirm(self, meta: TensorMeta, fingerprint: Fingerprint) -> None:
+        """Do nothing: every bit was compared."""
+
+    def check_unwritten(self) -> None:
+        """Do nothing: nobody else writes a copy."""
 
     def table(self) -> Mapping[str, TensorEntry]:
         """Return the tensors and fingerprints that the snapshot holds."""

@@ -65,6 +65,20 @@ def test_the_working_copy_is_the_master_rounded_and_the_master_keeps_what_roundi
     assert lost > 0
 
 
+def test_spread_masters_lie_anywhere_in_the_cells_of_the_weights(trainer: Trainer) -> None:
+    with torch.no_grad():
+        trainer._master[0].view(-1)[:2] = torch.tensor([0.0, -0.0])
+        trainer._working[0].view(-1)[:2] = torch.tensor([0.0, -0.0])
+    before = [master.clone() for master in trainer._master]
+    trainer.spread_masters(3)
+    for old, master, weight in zip(before, trainer._master, trainer._working, strict=True):
+        rounded = master.to(torch.bfloat16)
+        assert torch.equal(rounded.view(torch.int16), weight.to(torch.bfloat16).view(torch.int16))
+        offsets = (master.view(torch.int32) - old.view(torch.int32)).abs().double()
+        assert offsets.mean() > 0.4 * 0x7FFF
+        assert offsets.unique().numel() > 10
+
+
 def test_equal_rewards_leave_the_weights_alone(trainer: Trainer, experience: Experience) -> None:
     before = {name: tensor.clone() for name, tensor in trainer.weights()}
     trainer.step(Experience(experience.prompts, experience.completions, [[1.0, 1.0], [0.0, 0.0]]))

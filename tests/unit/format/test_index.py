@@ -48,8 +48,10 @@ def test_everything_else_keeps_them_away() -> None:
     anchor = replace(FULL, version=9, base_version=8, base_sha256=SHA, encoding="xor")
     assert read(anchor)["metadata"]["delta_encoding"] == "syncline"
     assert read(anchor)["metadata"]["base_version"] == "000008"
+    assert read(anchor)["weight_map"] == {}
     assert read(FULL)["metadata"]["base_version"] == ""
     for encoding in ("auto", "packed", "planes", "full"):
-        metadata = read(replace(DELTA, encoding=encoding))["metadata"]
-        assert metadata["delta_encoding"] == "syncline"
-        assert metadata["checksum_format"] == "none"
+        found = read(replace(DELTA, encoding=encoding))
+        assert found["metadata"]["delta_encoding"] == "syncline"
+        assert found["metadata"]["checksum_format"] == "none"
+        assert found["weight_map"] == {}

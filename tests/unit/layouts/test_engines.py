@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from random_layouts import empty_shards, random_values
 from syncline.errors import ConfigError, LayoutError
-from syncline.layouts import EngineMesh, Layout, check, engine_layout
+from syncline.layouts import (
+    EngineMesh,
+    Layout,
+    MegatronMesh,
+    PositionMap,
+    check,
+    engine_layout,
+    megatron_layout,
+    scatter,
+)
+from syncline.plan import Mover, execute, make_plan
+from syncline.types import Bits, TensorMeta
 
 CONFIG = {
     "model_type": "qwen3_moe",
@@ -91,3 +104,61 @@ def test_sizes_that_make_no_engine_are_refused() -> None:
         EngineMesh(4, ep=2)
     with pytest.raises(LayoutError, match="cannot be cut into 3"):
         engine_layout(CONFIG, EngineMesh(3))
+
+
+SLOTS = {
+    "redundant": EngineMesh(4, ep=4, redundant=6),
+    "rebalanced": EngineMesh(2, ep=2, slots=(9, 3, 3, 0, 1, 2, 4, 7, 5, 6, 8, 9, 3, 1)),
+    "one on every rank": EngineMesh(2, ep=2, slots=(5, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 5)),
+}
+
+
+@pytest.mark.parametrize("name", sorted(SLOTS))
+def test_every_slot_gets_its_expert_whole_and_as_changes(name: str) -> None:
+    """A plan followed, and positions mapped, against each slot cut out of the checkpoint by hand."""
+    mesh, rng = SLOTS[name], np.random.default_rng(5)
+    source = megatron_layout(CONFIG, MegatronMesh(4, tp=2, ep=2, etp=1))
+    target = engine_layout(CONFIG, mesh)
+    check(target)
+    whole = random_values(source.catalog, rng)
+    shards, engine = empty_shards(source), empty_shards(target)
+    scatter(source, whole.values(), shards)
+    plan = make_plan(source, target, engines=1, limit_bytes=1 << 20)
+    movers = {p.rank: Mover(source, p, shards[p.rank]) for p in source.placements}
+    execute(
+        plan, movers, {(0, p.rank): Mover(target, p, engine[p.rank]) for p in target.placements}
+    )
+    _assert_slots(mesh, whole, engine)
+
+    for name_, (meta, bits) in whole.items():
+        positions = np.flatnonzero(rng.random(bits.size) < 0.2)
+        bits[positions] ^= 5
+        for placement in target.placements:
+            moved = PositionMap(target.catalog, placement).to_local(
+                name_, positions, bits[positions]
+            )
+            for local, (places, values) in moved.items():
+                engine[placement.rank][local][places] = values
+        assert meta.name == name_
+    _assert_slots(mesh, whole, engine)
+
+
+def _assert_slots(
+    mesh: EngineMesh,
+    whole: dict[str, tuple[TensorMeta, Bits]],
+    engine: dict[int, dict[str, Bits]],
+) -> None:
+    path = "model.layers.0.mlp.experts"
+    seen = 0
+    for rank, held in enumerate(mesh.experts(10)):
+        for local, parts, shape in (
+            ("w13_weight", ("gate_proj", "up_proj"), (24, 16)),
+            ("w2_weight", ("down_proj",), (16, 12)),
+        ):
+            found = engine[rank][f"{path}.routed_experts.{local}"].reshape(-1, *shape)
+            assert len(found) == len(held)
+            for slot, expert in enumerate(held):
+                pieces = [whole[f"{path}.{expert}.{part}.weight"][1] for part in parts]
+                np.testing.assert_array_equal(found[slot].ravel(), np.concatenate(pieces))
+                seen += 1
+    assert seen > 20

@@ -44,6 +44,22 @@ def test_a_plan_is_shown(config: str) -> None:
     assert "@" in result.output
 
 
+def test_stages_may_have_any_number_of_layers(config: str) -> None:
+    uneven = ["--trainer", "tp=2,pp=3,ep=2,etp=1", "--stages", "1,1,2", *SIZES[2:]]
+    result = CliRunner().invoke(group, ["plan", "--model", config, *uneven, "--records"])
+    found = {entry["name"]: entry for entry in map(json.loads, result.output.splitlines())}
+    for layer, stage in enumerate((0, 1, 2, 2)):
+        name = f"model.layers.{layer}.input_layernorm.weight"
+        assert {place["rank"] // 2 for place in found[name]["sources"]} == {stage}
+
+
+def test_the_picture_says_what_its_shades_mean(config: str) -> None:
+    lines = CliRunner().invoke(group, ["plan", "--model", config, *SIZES]).output.splitlines()
+    assert lines[-1].startswith("blank: nothing; . to @: up to ")
+    assert "1 x 1 rank(s)" in lines[-1]
+    assert not any("e+0" in line for line in lines)
+
+
 def test_a_plan_is_json(config: str) -> None:
     result = CliRunner().invoke(group, ["plan", "--model", config, *SIZES, "--json"])
     found = json.loads(result.output)
@@ -67,6 +83,13 @@ def test_a_tensor_has_a_record(config: str) -> None:
     ("arguments", "message"),
     [
         (["--trainer", "tp=3"], "cannot be cut into 3 equal parts"),
+        (["--trainer", "pp=3"], "4 layers"),
+        (["--trainer", "pp=3"], "3 stages of 1 chunk(s); say how many"),
+        (["--trainer", "pp=2,first=3,vpp=2"], ", stage 0 having 3; say how many"),
+        (["--trainer", "pp=2", "--stages", "3,2"], "found 5 layers"),
+        (["--trainer", "pp=3", "--stages", "2,2"], "in 3 stages"),
+        (["--trainer", "pp=2", "--stages", "2,1+1"], "as many chunks"),
+        (["--trainer", "pp=2", "--stages", "two,2"], "--stages: expected layers"),
         (["--trainer", "depth=3"], "'depth=3' is not NAME=NUMBER"),
         (["--engine", "tp=4,ep=2"], "ep is 1 or tp"),
         (["--tensor", "model.nothing"], "in neither layout"),

@@ -1,0 +1,104 @@
+"""`serve`: the hot-load API in front of a checkpoint directory, or of an engine of your own."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import click
+
+from syncline.abc import Engine
+from syncline.cli import output
+from syncline.cli.options import json_option
+from syncline.engines import CheckpointDir
+from syncline.engines.checkpoint_dir import Mode
+from syncline.errors import ConfigError
+from syncline.hotload import Token
+from syncline.serving import Replica
+from syncline.serving import serve as run_server
+from syncline.stores import open_store
+
+_OBJECT = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)")
+
+
+@click.command()
+@click.argument("target", metavar="DIR|ENGINE")
+@click.option("--store", required=True, metavar="STORE", help="Where versions come from.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="0: a free one."
+)
+@click.option(
+    "--token-env",
+    metavar="NAME",
+    help="Environment variable with the bearer token; needed unless the address is a loopback one.",
+)
+@click.option("--follow", is_flag=True, help="Load new versions without being told, too.")
+@click.option(
+    "--poll-s",
+    type=click.FloatRange(0.1),
+    default=2.0,
+    show_default=True,
+    help="With --follow: how often to look, in seconds.",
+)
+@click.option(
+    "--mode",
+    type=click.Choice(["in_place", "swap"]),
+    default="in_place",
+    show_default=True,
+    help="With DIR: change the files, or build the next directory beside it and flip a link.",
+)
+@click.option("--adopt", is_flag=True, help="With DIR: take over a checkpoint of somebody else's.")
+@json_option
+def serve(
+    target: str,
+    store: str,
+    host: str,
+    port: int,
+    token_env: str | None,
+    follow: bool,
+    poll_s: float,
+    mode: Mode,
+    adopt: bool,
+    as_json: bool,
+) -> None:
+    """Keep DIR, a checkpoint directory, on the versions that clients of the hot-load API ask for.
+
+    ENGINE is `module:name` of a `syncline.abc.Engine`, or of a function without arguments that makes one;
+    the module is looked for in the current directory too.
+    """
+    token = None if token_env is None else Token.from_env(token_env)
+    engine = _engine(target) if _OBJECT.fullmatch(target) else _directory(target, mode, adopt)
+    replica = Replica(open_store(store), engine, follow_s=poll_s if follow else None)
+
+    def ready(url: str) -> None:
+        if as_json:
+            output.show_json({"url": url, "target": target})
+        else:
+            output.show_line(f"serving {target} on {url}")
+
+    run_server(replica, host=host, port=port, token=token, ready=ready)
+
+
+def _directory(path: str, mode: Mode, adopt: bool) -> CheckpointDir:
+    return CheckpointDir(Path(path), mode=mode, adopt=adopt)
+
+
+def _engine(target: str) -> Engine:
+    """Import the engine that the person at the command line names."""
+    module_name, name = target.split(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{target}: {error}; expected module:name of an engine") from error
+    made = found() if callable(found) and not isinstance(found, Engine) else found
+    if not isinstance(made, Engine):
+        raise ConfigError(f"{target}: expected a syncline.abc.Engine, found {type(made).__name__}")
+    return made
+
+
+COMMANDS = (serve,)
