@@ -16,7 +16,6 @@ from syncline.abc import Base, Interchange, Store
 from syncline.codecs.payload import placing
 from syncline.codecs.xor import changes_from
 from syncline.errors import CodecError, ConfigError, FormatError
-from syncline.format import companions
 from syncline.interchange import fireworks_snapshot, fireworks_write, raw
 from syncline.interchange.fireworks_snapshot import ARC_V1, Snapshot
 from syncline.interchange.headers import Slot
@@ -84,17 +83,8 @@ class Fireworks(Interchange):
 
     def files(self, store: Store, version: ForeignVersion) -> Mapping[str, bytes]:
         """Return configuration and tokenizer of a full version; see `Interchange.files`."""
-        found = {}
-        for info in version.objects:
-            name = info.key.partition("/")[2]
-            if version.kind == "full" and companions.belongs(name):
-                if info.size_bytes > companions.MAX_FILE_BYTES:
-                    raise FormatError(
-                        f"{info.key}: at most {companions.MAX_FILE_BYTES} bytes, found {info.size_bytes}"
-                    )
-                found[name] = store.get(info.key)
-                companions.check(found[name], info.key)
-        return found
+        infos = {info.key.partition("/")[2]: info for info in version.objects}
+        return raw.files(store, infos) if version.kind == "full" else {}
 
 
 def _changes(

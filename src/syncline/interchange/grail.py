@@ -9,13 +9,12 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from syncline.abc import Base, Interchange, Store
 from syncline.codecs.payload import placing
 from syncline.errors import ConfigError, FormatError
-from syncline.format import companions, names
+from syncline.format import names
 from syncline.interchange import anchored, grail_codec, grail_metadata, headers, raw, sparse
 from syncline.interchange.evidence import digest
 from syncline.types import Changes, ObjectInfo, Span, TensorMeta
@@ -35,14 +34,6 @@ _MISSING_DELTA = (
     "its publisher compares values, so a change between 0.0 and -0.0 is not sent",
     "tensors that a version does not carry are in no digest of it",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Files:
-    """The files of one directory, FULL or DELTA, by name, and what its `metadata.json` says."""
-
-    infos: Mapping[str, ObjectInfo]
-    metadata: grail_metadata.Metadata
 
 
 class Grail(Interchange):
@@ -71,19 +62,19 @@ class Grail(Interchange):
     ) -> Iterator[tuple[TensorMeta, Iterator[Changes | Span]]]:
         """Yield the tensors in the order of the files, whose SHA-256 is checked first."""
         infos = _by_name(version)
-        files = _Files(infos, grail_metadata.load(store, infos[METADATA]))
-        for name in sorted(infos):
-            if name.endswith(names.PART_SUFFIX) or name == DELTA_FILE:
-                expected = files.metadata.sha256(name)
-                raw.check_sha256(store, infos[name], expected, infos[METADATA].key)
+        metadata = grail_metadata.load(store, infos[METADATA])
         if version.kind == "full":
+            for name in sorted(infos):
+                if name.endswith(names.PART_SUFFIX):
+                    raw.check_sha256(store, infos[name], metadata.sha256(name), metadata.where)
             for slot in _slots(store, infos).values():
                 yield slot.meta, raw.spans(store, slot)
             return
         if base is None:
             raise ConfigError(f"version {version.identity!r} is a delta; pass its base")
-        where = infos[DELTA_FILE].key
-        opened = grail_codec.File(store.get(where), where)
+        info = infos[DELTA_FILE]
+        frame = raw.whole(store, info, metadata.sha256(DELTA_FILE), metadata.where)
+        where, opened = info.key, grail_codec.File(frame, info.key)
         for block, positions, bits in opened.contents():
             meta, _ = base(block.meta.name)
             sparse.check_base(meta, block.meta.dtype, block.meta.shape)
@@ -91,15 +82,14 @@ class Grail(Interchange):
 
     def files(self, store: Store, version: ForeignVersion) -> Mapping[str, bytes]:
         """Return configuration and tokenizer of a full version; see `Interchange.files`."""
-        found = {}
-        for name, info in _by_name(version).items():
-            if version.kind == "full" and name != METADATA and companions.belongs(name):
-                if info.size_bytes > companions.MAX_FILE_BYTES:
-                    raise FormatError(
-                        f"{info.key}: at most {companions.MAX_FILE_BYTES} bytes, found {info.size_bytes}"
-                    )
-                found[name] = store.get(info.key)
-                companions.check(found[name], info.key)
+        infos = _by_name(version)
+        metadata = infos.pop(METADATA)
+        if version.kind == "delta":
+            return {}
+        found = raw.files(store, infos)
+        listed = grail_metadata.load(store, metadata)
+        for name in found:
+            raw.check_sha256(store, infos[name], listed.sha256(name), listed.where)
         return found
 
 

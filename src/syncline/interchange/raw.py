@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from syncline.abc import Store
 from syncline.errors import FormatError, VerifyError
+from syncline.format import companions
+from syncline.format.digest import sha256
 from syncline.interchange.headers import Slot
 from syncline.types import ObjectInfo, Span, unsigned
 
@@ -51,10 +53,48 @@ def check_sha256(store: Store, info: ObjectInfo, expected: str, named_by: str) -
     digest = hashlib.sha256()
     for start in range(0, info.size_bytes, PIECE_BYTES):
         digest.update(store.get(info.key, start, min(start + PIECE_BYTES, info.size_bytes)))
-    if digest.hexdigest() != expected:
+    _check_digest(digest.hexdigest(), info.key, expected, named_by)
+
+
+def whole(store: Store, info: ObjectInfo, expected: str, named_by: str) -> bytes:
+    """Return an object, whose bytes have the SHA-256 that another one names.
+
+    Raises:
+        VerifyError: they have another one.
+    """
+    content = store.get(info.key)
+    _check_digest(sha256(content), info.key, expected, named_by)
+    return content
+
+
+def files(store: Store, infos: Mapping[str, ObjectInfo]) -> dict[str, bytes]:
+    """Return those of some files that travel with a checkpoint: configuration, tokenizer, licence.
+
+    Args:
+        infos: the files of a full version, by name.
+
+    Raises:
+        ConfigError: one is a pickle or an archive in disguise.
+        FormatError: one is too large for a file beside the weights.
+    """
+    found = {}
+    for name, info in sorted(infos.items()):
+        if companions.belongs(name):
+            if info.size_bytes > companions.MAX_FILE_BYTES:
+                raise FormatError(
+                    f"{info.key}: a file beside the weights is at most {companions.MAX_FILE_BYTES} bytes, "
+                    f"found {info.size_bytes}"
+                )
+            found[name] = store.get(info.key)
+            companions.check(found[name], info.key)
+    return found
+
+
+def _check_digest(found: str, key: str, expected: str, named_by: str) -> None:
+    if found != expected:
         raise VerifyError(
-            f"{info.key}: {named_by} says SHA-256 {expected}, found {digest.hexdigest()}: the file is "
-            "damaged or was replaced; nothing was written"
+            f"{key}: {named_by} says SHA-256 {expected}, found {found}: the file is damaged or was "
+            "replaced; nothing was written"
         )
 
 

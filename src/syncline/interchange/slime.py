@@ -18,7 +18,7 @@ from syncline import codecs
 from syncline.abc import Base, Interchange, Store
 from syncline.codecs.payload import placing
 from syncline.errors import ConfigError, FormatError, LayoutError
-from syncline.format import companions, names
+from syncline.format import names
 from syncline.interchange import chain, raw, slime_directory, slime_index, slime_write
 from syncline.interchange.headers import Slot
 from syncline.interchange.proving import proved
@@ -96,21 +96,8 @@ class Slime(Interchange):
 
     def files(self, store: Store, version: ForeignVersion) -> Mapping[str, bytes]:
         """Return configuration, tokenizer and licence of a full version; see `Interchange.files`."""
-        if version.kind == "delta":
-            return {}
-        found = {}
-        for info in version.objects:
-            name = info.key.partition("/")[2]
-            if companions.belongs(name):
-                if info.size_bytes > companions.MAX_FILE_BYTES:
-                    raise FormatError(
-                        f"{info.key}: a file beside the weights is at most {companions.MAX_FILE_BYTES} "
-                        f"bytes, found {info.size_bytes}"
-                    )
-                content = store.get(info.key)
-                companions.check(content, info.key)
-                found[name] = content
-        return found
+        infos = {info.key.partition("/")[2]: info for info in version.objects}
+        return raw.files(store, infos) if version.kind == "full" else {}
 
 
 def _is_index(key: str) -> bool:

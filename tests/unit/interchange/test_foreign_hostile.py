@@ -368,6 +368,18 @@ def test_grail_damaged_files(case, path, offset):
     broken.refused(SynclineError, path)
 
 
+def test_grail_damaged_configuration(case):
+    """Further files are proved too, and a delta has none."""
+    broken = case("grail-v3")
+    store, layout = FilesystemStore(broken.root), interchange.get("grail")
+    full, delta = layout.versions(store)[:2]
+    assert layout.files(store, full) == {"config.json": b'{"a": 1}'}
+    assert layout.files(store, delta) == {}
+    (broken.root / grail(100, "FULL", "config.json")).write_bytes(b'{"a": 2}')
+    with pytest.raises(VerifyError, match="config.json: .* says SHA-256"):
+        layout.files(store, full)
+
+
 def test_grail_replaced_values(case):
     """A payload that is well formed, but not the one that was listed."""
     broken = case("grail-v3")
