@@ -7,7 +7,7 @@ CROSS := .venvs/cross
 ORACLES := .venvs/oracles
 NATIVE := CMakeLists.txt $(shell find native -name '*.cc' -o -name '*.h')
 
-.PHONY: setup cross-env demo test oracles test-long test-gpu lint type test-native bench golden clean
+.PHONY: setup cross-env oracles demo test test-long test-gpu lint type test-native bench golden clean
 
 setup: $(VENV)/.installed
 
@@ -42,14 +42,14 @@ test-native: setup
 test: lint type test-native cross-env
 	$(BIN)/pytest
 
-# What tests compare with and must not meet what is in the other environments. Made anew when its list changes.
-oracles: $(ORACLES)/.installed
-
+# Made anew when its list changes; what is in it must not meet what is in the other environment.
 $(ORACLES)/.installed: tests/oracles/requirements.txt
 	rm -rf $(ORACLES)
 	$(PYTHON) -m venv $(ORACLES)
 	$(ORACLES)/bin/python -m pip install --quiet -r $<
 	touch $@
+
+oracles: $(ORACLES)/.installed
 
 test-long: setup cross-env oracles
 	scripts/test_native_fuzz.sh 120

@@ -55,6 +55,11 @@ def seeds_of(meta: TensorMeta, old: Bits, new: Bits) -> Iterator[tuple[str, byte
             low, high = kernels.encode_gaps(offsets, low_bytes)
             head = struct.pack("<I", old.size) + numbers(offsets.size, low_bytes)
             yield "gaps", head + low.tobytes() + high.tobytes()
+    if 0 < offsets.size <= 200:
+        for is_step in (False, True):
+            bits, symbols, excess = kernels.write_symbols(old_bits, new_bits, is_step=is_step)
+            head = numbers(log_width, int(is_step), bits.bit_length() - 1, offsets.size - 1, 1)
+            yield "symbols", head + symbols.tobytes() + excess.tobytes() + old_bits.tobytes()
     if offsets.size and old.size < 1100:
         yield "tight", tight_seed(meta, old, Window(0, new, offsets, old_bits, new_bits))
     blocks = {"a row": ((1, 5, 1),), "columns": ((8, 4, 3), (1, 3, 1)), "every other": ((2, 5, 9),)}

@@ -19,10 +19,10 @@ flags="-fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -fn
 "$bin/cmake" -S . -B "$build" -G Ninja "-DCMAKE_MAKE_PROGRAM=$bin/ninja" -DCMAKE_CXX_COMPILER=clang++ \
   -DSYNCLINE_NATIVE_TESTS=ON -DSYNCLINE_LIBFUZZER=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo \
   "-DCMAKE_CXX_FLAGS=$flags" >"$build.log" 2>&1 || { cat "$build.log"; exit 1; }
-"$bin/cmake" --build "$build" --target fuzz_{changes,dense,gaps,positions,tight} >>"$build.log" 2>&1 ||
+"$bin/cmake" --build "$build" --target fuzz_{changes,dense,gaps,literals,positions,symbols,tight} >>"$build.log" 2>&1 ||
   { cat "$build.log"; exit 1; }
 "$bin/python" scripts/make_fuzz_seeds.py "$seeds"
-for target in changes dense gaps positions tight; do
+for target in changes dense gaps literals positions symbols tight; do
   corpus=$build/corpus/$target
   mkdir -p "$corpus" "$seeds/$target"
   # Each run is bounded, and what it finds is kept for the next.

@@ -8,6 +8,7 @@
 #include <deque>
 
 #include "kernels.h"
+#include "literals.h"
 #include "view.h"
 
 namespace nb = nanobind;
@@ -168,6 +169,14 @@ std::size_t map_positions_(nb::handle positions, nb::handle bits, unsigned unit_
                        unit_bytes);
 }
 
+// Returns how much of `frame` is used; 0 if a byte is above 128.
+std::size_t compress_literals_(nb::handle data, nb::handle frame) {
+  const View from(data, false);
+  const View into(frame, true);
+  const nb::gil_scoped_release unlocked;
+  return compress_literals(from.bytes(), from.size_bytes(), into.bytes());
+}
+
 std::uint64_t read_words_(nb::handle first, nb::handle second) {
   const View a(first, false);
   const View b(second, false);
@@ -206,6 +215,8 @@ NB_MODULE(_native, m) {
   m.def("split_planes", &split_planes_);
   m.def("join_planes", &join_planes_);
   m.def("map_positions", &map_positions_);
+  m.def("compress_literals", &compress_literals_);
+  m.def("literals_room", &frame_room);
   m.def("read_words", &read_words_);
   m.def("xor", &xor_);
   m.def("available_isas", &available_isas);

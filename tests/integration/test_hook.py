@@ -403,10 +403,11 @@ def test_a_commit_whose_answer_got_lost_is_not_built_upon() -> None:
     assert_same_bits(engine, model)
 
 
-def test_a_publisher_changes_between_watched_and_plain_weights() -> None:
+@pytest.mark.parametrize("check", ["full", "sampled"])
+def test_a_publisher_changes_between_watched_and_plain_weights(check: str) -> None:
     model = Model().to(BF16)
     optimizer = OPTIMIZERS["adamw foreach"](trainable(model))
-    weights, store = watch(optimizer, model), MemoryStore()
+    weights, store = watch(optimizer, model, check=check), MemoryStore()
     publisher = Publisher(store)
     for step in range(12):
         train(model, optimizer, step)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hostile import edited, edited_json
 from slime_oracle import COMBINATIONS, engine_of, model, raw, stepped, write_chain
 from syncline import Receiver
 from syncline.errors import SynclineError
@@ -71,3 +72,32 @@ def test_a_run_with_an_object_missing_is_refused_or_unchanged(runs, data):
     with pytest.raises(SynclineError):
         Receiver(store, engine, layout="slime").sync("000002")
     assert bits_of(engine) == {name: raw(array).tobytes() for name, array in states[1].items()}
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+def test_hostile_edits_are_refused_or_harmless(runs, seed):
+    """Lengths that lie, JSON with one thing wrong, bytes moved: in the index, a header or a payload."""
+    states, objects = runs
+    rng = np.random.default_rng(seed)
+    chosen = dict(objects[COMBINATIONS[rng.integers(len(COMBINATIONS))]])
+    keys = sorted(key for key in chosen if "v000002/" in key)
+    key = keys[rng.integers(len(keys))]
+    content = chosen[key]
+    if rng.random() < 0.4:
+        chosen[key] = edited(content, rng)
+    elif key.endswith(".json"):
+        chosen[key] = edited_json(content, rng)
+    else:
+        length = int.from_bytes(content[:8], "little")
+        header = edited_json(content[8 : 8 + length], rng)
+        chosen[key] = len(header).to_bytes(8, "little") + header + content[8 + length :]
+    store = MemoryStore()
+    for name, whole in chosen.items():
+        store.put(name, [whole])
+    engine = engine_of(states[1])
+    try:
+        Receiver(store, engine, layout="slime").sync("000002")
+    except SynclineError:
+        assert bits_of(engine) == {name: raw(array).tobytes() for name, array in states[1].items()}
+    else:
+        assert bits_of(engine) == {name: raw(array).tobytes() for name, array in states[2].items()}

@@ -41,8 +41,8 @@ class Planes(WindowCodec):
 
     def pack(self, meta: TensorMeta, window: Window) -> bytes:
         """Return the planes of one window."""
-        rotated = bool(self.flag(meta))
-        return streams.pack(list(kernels.split_planes(window.new, rotated=rotated)))
+        planes = kernels.split_planes(window.new, rotated=bool(self.flag(meta)))
+        return streams.pack(list(planes), streams.compress_symbols)
 
     def locate(self, meta: TensorMeta, flag: int, cursor: Cursor, start: int, units: int) -> Unpack:
         """Find the planes of the window at the cursor."""

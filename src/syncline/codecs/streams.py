@@ -6,7 +6,7 @@ the coding. What a stream must be long when decoded is never in the payload; the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,12 +16,16 @@ from syncline.abc import Buffer
 from syncline.codecs.payload import Cursor, varint
 from syncline.errors import CodecError
 from syncline.format import zstd
+from syncline.kernels import literals
 
 RAW, ZSTD, CONSTANT = 0, 1, 2
 """The codings of a stream."""
 
 _CODING_BITS = 2
 _LEAST_FOR_ZSTD_BYTES = 16
+_SAMPLE_BYTES = 1 << 14
+_LEAST_FOR_SAMPLE_BYTES = 1 << 18
+_ALIKE = 0.98
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +68,37 @@ class Stream:
         return np.frombuffer(data, np.uint8)
 
 
-def pack(contents: Sequence[NDArray[np.uint8]]) -> bytes:
+def compress_noise(content: NDArray[np.uint8]) -> bytes:
+    """Return a zstd frame from the entropy coder nearly alone; repeated patterns still count."""
+    return zstd.compress_noise(content.data)
+
+
+def compress_symbols(content: NDArray[np.uint8]) -> bytes:
+    """Return a zstd frame; a long stream's is written several times faster where no pattern repeats.
+
+    Whether one does is told by the beginning of the stream.
+    """
+    head = content[:_SAMPLE_BYTES]
+    if content.size >= _LEAST_FOR_SAMPLE_BYTES:
+        sample = literals.compress(head)
+        if sample is not None and _ALIKE * len(sample) <= len(compress_noise(head)):
+            frame = literals.compress(content)
+            if frame is not None:
+                return frame
+    return compress_noise(content)
+
+
+def pack(
+    contents: Sequence[NDArray[np.uint8]],
+    compress: Callable[[NDArray[np.uint8]], bytes] = compress_noise,
+) -> bytes:
     """Return the table of the streams and, after it, what is stored of them.
 
     Args:
         contents: flat byte arrays; an empty one is stored as it is.
+        compress: makes the zstd frame of a stream.
     """
-    coded = [_code(np.ascontiguousarray(content)) for content in contents]
+    coded = [_code(np.ascontiguousarray(content), compress) for content in contents]
     table = b"".join(varint(len(stored) << _CODING_BITS | coding) for coding, stored in coded)
     return table + b"".join(stored for _, stored in coded)
 
@@ -89,12 +117,14 @@ def unpack(cursor: Cursor, names: Sequence[str]) -> list[Stream]:
     return streams
 
 
-def _code(content: NDArray[np.uint8]) -> tuple[int, Buffer]:
+def _code(
+    content: NDArray[np.uint8], compress: Callable[[NDArray[np.uint8]], bytes]
+) -> tuple[int, Buffer]:
     # Streams that vary are told by their beginning, which spares most a look at the rest.
     if content.size > 1 and not any((part != content[0]).any() for part in (content[:64], content)):
         return CONSTANT, content[:1].data
     if content.size >= _LEAST_FOR_ZSTD_BYTES:
-        frame = zstd.compress_noise(content.data)
+        frame = compress(content)
         if len(frame) < content.size:
             return ZSTD, frame
     return RAW, content.data

@@ -112,6 +112,22 @@ def check_tensor(name: str, where: str) -> None:
         raise FormatError(f"{where} must be at most {_MAX_NAME_BYTES} bytes, found {name!r:.80}...")
 
 
+def check_identity(text: object, where: str) -> str:
+    """Return `text` if it may be what another project calls a version: 1 to 255 bytes of plain text.
+
+    Raises:
+        FormatError: it is something else.
+    """
+    if not isinstance(text, str) or not text or _has_control(text):
+        raise FormatError(
+            f"{where} must be a string of 1 to {_MAX_PATH_BYTES} bytes without control characters, found "
+            f"{text!r:.80}"
+        )
+    if _utf8_bytes(text, where) > _MAX_PATH_BYTES:
+        raise FormatError(f"{where} must be at most {_MAX_PATH_BYTES} bytes, found {text!r:.80}")
+    return text
+
+
 def _has_control(text: str) -> bool:
     return any(unicodedata.category(character) == "Cc" for character in text)
 

@@ -13,7 +13,6 @@ RAW = "raw"
 """What `ForeignVersion.encoding` says of a full version."""
 
 _MAX_INDEX_BYTES = 1 << 28
-_MAX_IDENTITY_BYTES = 255
 _DELTA_KEYS = ("version", "base_version", "delta_encoding", "compression_format", "checksum_format")
 _REMARKS = ("total_size", "total_parameters")
 
@@ -70,7 +69,9 @@ def load(data: bytes, where: str) -> Index:
             f"{where}: weight_map of a full version must name its tensors, found none"
         )
     return Index(
-        version=_identity(metadata, "version", where) if "version" in metadata else None,
+        version=names.check_identity(metadata["version"], f"{where}: metadata.version")
+        if "version" in metadata
+        else None,
         base_version=None,
         encoding=RAW,
         checksum=_checksum(metadata, where) if "checksum_format" in metadata else None,
@@ -111,8 +112,10 @@ def _delta(metadata: Mapping[str, object], weight_map: Mapping[str, str], where:
             )
     _check_word(metadata["compression_format"], ("zstd",), f"{where}: metadata.compression_format")
     index = Index(
-        version=_identity(metadata, "version", where),
-        base_version=_identity(metadata, "base_version", where),
+        version=names.check_identity(metadata["version"], f"{where}: metadata.version"),
+        base_version=names.check_identity(
+            metadata["base_version"], f"{where}: metadata.base_version"
+        ),
         encoding=str(encoding),
         checksum=_checksum(metadata, where),
         weight_map=weight_map,
@@ -128,16 +131,6 @@ def _checksum(metadata: Mapping[str, object], where: str) -> str:
     found = metadata["checksum_format"]
     _check_word(found, checksum.NAMES, f"{where}: metadata.checksum_format")
     return str(found)
-
-
-def _identity(metadata: Mapping[str, object], key: str, where: str) -> str:
-    found = metadata[key]
-    if not isinstance(found, str) or not 0 < len(found.encode()) <= _MAX_IDENTITY_BYTES:
-        raise FormatError(
-            f"{where}: metadata.{key} must be a string of 1 to {_MAX_IDENTITY_BYTES} bytes, found "
-            f"{found!r:.80}"
-        )
-    return found
 
 
 def _check_word(found: object, words: tuple[str, ...], place: str) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from types import ModuleType
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from syncline.errors import CodecError, LayoutError
 from syncline.kernels import tight_reference as reference
+from syncline.kernels.backend import is_native
 from syncline.types import Bits
 
 MAX_CLASSES = 16
@@ -25,9 +25,7 @@ MAX_CLASSES = 16
 
 @cache
 def _backend() -> ModuleType:
-    if find_spec("syncline.kernels._native") is None:
-        return reference
-    return import_module("syncline.kernels.tight_native")
+    return import_module("syncline.kernels.tight_native") if is_native() else reference
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from syncline import interchange
 from syncline.abc import Interchange, Store
-from syncline.sync.history import read_head
+from syncline.errors import ConfigError
+from syncline.format.rules import INTERCHANGE_ENCODINGS
+from syncline.sync.history import History, read_head
+from syncline.version import Manifest
 
 AUTO = "auto"
 """Take the layout that lies in the store."""
@@ -27,3 +30,27 @@ def foreign_layout(store: Store, name: str = AUTO) -> Interchange | None:
             return None
         name = interchange.recognise(store)
     return None if name == interchange.SYNCLINE else interchange.get(name)
+
+
+def check_slime_run(store: Store) -> None:
+    """Check that slime-family readers can take every version that a store has so far.
+
+    Raises:
+        ConfigError: one is coded otherwise; what follows it could not be followed.
+
+    Cost: reads every manifest of the run once.
+    """
+    if read_head(store) is None:
+        return
+    for at in History.open(store).back():
+        if not _is_slime(at.manifest):
+            raise ConfigError(
+                f"layout 'slime': version {at.version} of this run was published with encoding "
+                f"{at.manifest.encoding!r}, which its readers cannot take; begin a run in another directory"
+            )
+
+
+def _is_slime(manifest: Manifest) -> bool:
+    if manifest.kind == "delta":
+        return manifest.encoding in INTERCHANGE_ENCODINGS
+    return all(entry.encoding == "full" for entry in manifest.tensors)

@@ -15,6 +15,7 @@ from syncline.sync.checks import adopt, check_kind
 from syncline.sync.delta import DeltaWriter
 from syncline.sync.fetch import files_of
 from syncline.sync.full import FullWriter
+from syncline.sync.layout import check_slime_run
 from syncline.sync.notify import clients, notify
 from syncline.sync.options import PublisherOptions
 from syncline.sync.ownership import Ownership
@@ -77,6 +78,8 @@ class Publisher:
         check_kind("store", store, Store)
         self.options = PublisherOptions(**options)
         self._told = clients(self.options.notify, self.options.notify_token_env)
+        if self.options.layout == "slime":
+            check_slime_run(store)
         self._store = store
         self._observe = observe if observe is not None else ignore
         self._trace = trace

@@ -3,9 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import second_reader
 from contracts.codecs import apply, encode
-from syncline import codecs
+from syncline import codecs, kernels
 from syncline.errors import CodecError
+from syncline.kernels import literals
 from syncline.types import Bits, TensorMeta
 
 PLANES = codecs.get("planes")
@@ -52,3 +54,14 @@ def test_planes_must_be_as_long_as_the_window() -> None:
         CodecError, match=r"byte 9: plane 1 stream must be 3 to 3 bytes long, found 2"
     ):
         list(PLANES.decode(meta, payload, np.empty(0, np.uint16)))
+
+
+def test_another_reader_reads_what_the_fast_writer_wrote() -> None:
+    new = weights("BF16", 300_000)
+    meta = TensorMeta("w", "BF16", new.shape)
+    payload = encode(PLANES, meta, np.zeros_like(new), new, 1 << 22)
+    exponents = kernels.split_planes(new, rotated=True)[1]
+    frame = literals.compress(exponents)
+    assert frame is not None
+    assert frame in payload
+    assert second_reader.decode_planes(payload, 2, new.size) == new.tobytes()

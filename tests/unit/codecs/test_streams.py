@@ -7,6 +7,7 @@ from syncline.codecs import streams
 from syncline.codecs.payload import Cursor, varint
 from syncline.errors import CodecError
 from syncline.format import zstd
+from syncline.kernels import literals
 
 RNG = np.random.default_rng(0)
 NOISE = RNG.integers(0, 256, 100, np.uint8)
@@ -81,3 +82,22 @@ def test_two_frames_are_no_stream() -> None:
     stream = read(varint(len(data) << 2 | streams.ZSTD) + data, "a")[0]
     with pytest.raises(CodecError, match=r"^byte 2: a stream: the zstd frame ends at offset"):
         stream.content(20)
+
+
+@pytest.mark.parametrize("highest", [40, 200])
+def test_long_streams_of_symbols_are_written_at_once(highest: int) -> None:
+    symbols = np.minimum(RNG.geometric(0.3, 300_000), 40).astype(np.uint8)
+    symbols[-1] = highest
+    frame = streams.compress_symbols(symbols)
+    assert zstd.decompress_exactly(frame, "frame", symbols.size) == symbols.tobytes()
+    by_literals = literals.compress(symbols)
+    assert (by_literals is None) == (highest == 200)
+    assert frame == (streams.compress_noise(symbols) if by_literals is None else by_literals)
+    assert len(frame) <= 1.01 * len(streams.compress_noise(symbols))
+
+
+def test_patterns_that_repeat_are_still_found() -> None:
+    repeated = np.tile(np.arange(100, dtype=np.uint8), 3000)
+    frame = streams.compress_symbols(repeated)
+    assert frame == streams.compress_noise(repeated)
+    assert len(frame) < repeated.size // 100

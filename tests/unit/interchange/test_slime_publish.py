@@ -112,6 +112,27 @@ def test_settings_that_no_reader_could_follow(options, match):
     assert store.list() == []
 
 
+@pytest.mark.parametrize("options", [{"encoding": "auto"}, {"full_encoding": "planes"}])
+def test_a_run_with_versions_that_slime_readers_cannot_take_is_not_carried_on(rng, options):
+    store, weights = MemoryStore(), model(rng)
+    before = Publisher(store, **options)
+    before.publish(weights)
+    before.publish(stepped(weights, rng))
+    with pytest.raises(ConfigError, match="cannot take; begin a run in another directory"):
+        Publisher(store, layout="slime")
+    before.publish(weights)  # nothing was taken over
+
+
+def test_a_run_of_xor_versions_is_carried_on_for_slime_readers(rng):
+    store, weights = MemoryStore(), model(rng)
+    Publisher(store, encoding="xor").publish(weights)
+    after = stepped(weights, rng)
+    assert Publisher(store, layout="slime", encoding="overwrite").publish(after).version == 2
+    engine = MemoryEngine()
+    Receiver(store, engine, layout="slime").sync()
+    assert_holds(engine, after)
+
+
 def test_auto_means_xor_for_slime_readers():
     assert PublisherOptions(layout="slime").encoding == "xor"
     assert PublisherOptions().encoding == "auto"

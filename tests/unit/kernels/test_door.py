@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,18 @@ import pytest
 
 from syncline import kernels
 from syncline.errors import CodecError, ConfigError, LayoutError
-from syncline.kernels import native, reference
+from syncline.kernels import (
+    backend,
+    literals,
+    literals_native,
+    literals_reference,
+    native,
+    reference,
+    tight,
+    tight_native,
+    tight_reference,
+    values,
+)
 
 U16 = np.arange(8, dtype=np.uint16)
 U32 = np.arange(3, dtype=np.uint32)
@@ -92,9 +103,9 @@ EMPTY = np.zeros((0, 3), np.uint8)
         (EMPTY, np.array([0, 0, 9], np.uint8), 3, 11, "offset 2 .* is 11"),
     ],
 )
-@pytest.mark.parametrize("backend", [native, reference])
+@pytest.mark.parametrize("behind", [native, reference])
 def test_gap_bytes_that_are_refused(
-    backend: object,
+    behind: object,
     low: np.ndarray,
     high: np.ndarray,
     count: int,
@@ -102,7 +113,7 @@ def test_gap_bytes_that_are_refused(
     says: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kernels, "_backend", lambda: backend)
+    monkeypatch.setattr(kernels, "_backend", lambda: behind)
     with pytest.raises(CodecError, match=says):
         kernels.decode_gaps(low, high, count, limit)
 
@@ -118,23 +129,51 @@ def test_check_ascending_names_the_first_bad_offset() -> None:
         kernels.check_ascending(np.array([4, 4], np.uint32), 8)
 
 
-def test_the_environment_chooses_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def no_choice_yet() -> Iterator[None]:
+    """Every door chooses anew, before and after the test."""
+    doors = [backend.is_native, kernels._backend, tight._backend, literals._backend]
+    doors.append(values._backend)
+    for door in doors:
+        door.cache_clear()
+    yield
+    for door in doors:
+        door.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("forced", "uses_native"), [(None, True), ("native", True), ("numpy", False)]
+)
+def test_the_environment_chooses_the_kernels(
+    monkeypatch: pytest.MonkeyPatch, no_choice_yet: None, forced: str | None, uses_native: bool
+) -> None:
     monkeypatch.delenv("SYNCLINE_KERNELS", raising=False)
-    assert kernels._backend.__wrapped__() is native
-    monkeypatch.setenv("SYNCLINE_KERNELS", "numpy")
-    assert kernels._backend.__wrapped__() is reference
+    if forced is not None:
+        monkeypatch.setenv("SYNCLINE_KERNELS", forced)
+    assert kernels._backend() is (native if uses_native else reference)
+    assert tight._backend() is (tight_native if uses_native else tight_reference)
+    assert literals._backend() is (literals_native if uses_native else literals_reference)
+
+
+def test_the_environment_must_name_kernels(
+    monkeypatch: pytest.MonkeyPatch, no_choice_yet: None
+) -> None:
     monkeypatch.setenv("SYNCLINE_KERNELS", "fast")
     with pytest.raises(ConfigError, match="expected one of native, numpy, found 'fast'"):
-        kernels._backend.__wrapped__()
+        kernels._backend()
 
 
-def test_without_a_compiled_core_numpy_does_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "find_spec", lambda name: None)
+def test_without_a_compiled_core_numpy_does_the_work(
+    monkeypatch: pytest.MonkeyPatch, no_choice_yet: None
+) -> None:
+    monkeypatch.setattr(backend, "find_spec", lambda name: None)
     monkeypatch.delenv("SYNCLINE_KERNELS", raising=False)
-    assert kernels._backend.__wrapped__() is reference
+    assert kernels._backend() is reference
+    backend.is_native.cache_clear()
+    kernels._backend.cache_clear()
     monkeypatch.setenv("SYNCLINE_KERNELS", "native")
     with pytest.raises(ConfigError, match="not built here"):
-        kernels._backend.__wrapped__()
+        kernels._backend()
 
 
 def test_the_stub_names_what_the_compiled_core_has() -> None:

@@ -360,18 +360,42 @@ def test_a_publish_inside_a_step_is_refused() -> None:
         run.publisher.publish(run.weights)
 
 
-def test_a_step_during_a_publish_is_refused() -> None:
+@pytest.mark.parametrize("is_swap", [False, True])
+def test_a_write_during_a_publish_is_refused(is_swap: bool) -> None:
     run = Run()
     run.step()
 
     def interfere(step: Any) -> None:
         if step.name == "publish.part_written":
-            run.step()
+            if is_swap:
+                run.model[0].bias.data = run.model[0].bias.data + 1
+            else:
+                run.step()
 
     publisher = Publisher(MemoryStore(), observe=interfere)
     with pytest.raises(BaseVersionError, match="between two steps"):
         publisher.publish(run.weights)
     assert publisher.version is None
+
+
+def test_a_step_while_the_version_is_made_current_is_not_lost() -> None:
+    class SteppingStore(MemoryStore):
+        run: Run | None = None
+
+        def compare_and_swap(self, key: str, expected: bytes | None, new: bytes) -> None:
+            super().compare_and_swap(key, expected, new)
+            if self.run is not None:
+                self.run.step()
+
+    run, store = Run(check="sampled"), SteppingStore()
+    publisher = Publisher(store)
+    publisher.publish(run.weights)
+    run.step()
+    store.run = run
+    publisher.publish(run.weights)
+    store.run = None
+    with pytest.raises(BaseVersionError, match="full=True"):
+        publisher.publish(run.weights)
 
 
 def test_what_cannot_be_watched_is_refused() -> None:
