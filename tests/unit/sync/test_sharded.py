@@ -9,7 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from random_layouts import empty_shards, random_catalog, random_layout, random_values
 from shard_files import case_paths, read_case
 from syncline import MemoryEngine, MemoryStore, Publisher, Receiver, ShardedPublisher
 from syncline.abc import WeightSource
@@ -17,6 +20,7 @@ from syncline.errors import (
     BaseVersionError,
     ConfigError,
     CoverageError,
+    FormatError,
     LayoutError,
     OutcomeUnknownError,
     PlanDisagreementError,
@@ -482,3 +486,55 @@ def test_without_a_leader_the_outcome_is_unknown_and_nothing_changes() -> None:
     # Parts may be left, which no reader looks at; the leader of new publishers first removes them.
     publishers(run.store, run.layout)
     assert {info.key.split("/")[0] for info in run.store.list("weight_v")} == {"weight_v000001"}
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 2**32), ranks=st.integers(1, 5))
+def test_any_layout_publishes_what_one_process_would(seed: int, ranks: int) -> None:
+    rng = np.random.default_rng(seed)
+    catalog = random_catalog(rng)
+    layout = random_layout(catalog, ranks, rng)
+    tensors, shards = random_values(catalog, rng), empty_shards(layout)
+    ours, theirs = MemoryStore(), MemoryStore()
+    single = Publisher(theirs)
+    made = all_well(publishers(ours, layout))
+    for share in (0.0, 0.2, 1.0):
+        for _, bits in tensors.values():
+            where = rng.random(bits.size) < share
+            bits[where] ^= bits.dtype.type(3)
+        scattered(layout, tensors, shards)
+        all_well(publish(made, layout, shards))
+        single.publish(Canonical(tensors))
+        assert_same_version(ours, theirs)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_what_is_damaged_between_ranks_is_found(
+    full: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from syncline.sync.sharded import changes, publisher, rounds
+
+    run = Run()
+    before = run.tensors
+
+    def packed(*args: Any) -> bytes:
+        raw = bytearray(changes.pack(*args))
+        raw[-1] ^= len(raw) > 200  # the last of the new bits, where there are any
+        return bytes(raw)
+
+    def value(self: Any, piece: Any, meta: TensorMeta) -> bytes:
+        return bytes(len(whole(self, piece, meta)))
+
+    whole = rounds.Rounds._value
+    if full:
+        monkeypatch.setattr(rounds.Rounds, "_value", value)
+    else:
+        monkeypatch.setattr(publisher, "pack", packed)
+    run.change()
+    for error in run.publish(full=full):
+        assert isinstance(error, FormatError)
+        assert "what was written" in str(error) if full else "arrived" in str(error)
+    monkeypatch.undo()
+    run.assert_serves(1, before)
+    all_well(run.publish(full=full))
+    run.assert_serves(2, run.tensors)

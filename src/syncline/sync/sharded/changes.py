@@ -19,6 +19,7 @@ from syncline.layouts import Catalog
 from syncline.layouts.positions import Positions
 from syncline.sync.sharded.shares import Copy, HeldBlock
 from syncline.types import ZERO, Bits, Fingerprint, TensorMeta, Window, unsigned
+from syncline.version import TensorEntry
 
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 1 << 28
@@ -99,11 +100,11 @@ def change_fingerprint(moved: Moved, seeds: tuple[int, int]) -> Fingerprint:
 def pack(changes: RankChanges, names: Iterable[str], catalog: Catalog) -> bytes:
     """Return the message with what a rank found in these tensors, which leave its memory with that."""
     wanted = set(names)
-    found = sorted(wanted & changes.moved.keys())
+    found = sorted(wanted & changes.differences.keys())
     arrays: list[bytes] = []
     rows = []
     for name in found:
-        pieces = changes.moved.pop(name)
+        pieces = changes.moved.pop(name, [])
         place = _place_dtype(catalog[name].meta)
         rows.append(
             {
@@ -189,6 +190,23 @@ def merge(meta: TensorMeta, told: Mapping[int, RankChanges]) -> tuple[Moved, Fin
             tensor=meta.name,
         )
     return merged, found
+
+
+def check_sum(entry: TensorEntry, told: Mapping[int, RankChanges]) -> None:
+    """Check that a whole tensor is what the ranks hold of it, by the sum of their fingerprints.
+
+    Raises:
+        FormatError: it is not.
+    """
+    name = entry.meta.name
+    total = sum((changes.differences.get(name, ZERO) for changes in told.values()), ZERO)
+    if total != entry.fingerprint:
+        raise FormatError(
+            f"tensor {name!r}: what was written is not what ranks {sorted(told)} hold of it: expected "
+            f"fingerprint {total.hex()}, found {entry.fingerprint.hex()}; damaged on the way, or the layout is "
+            "not the trainer's",
+            tensor=name,
+        )
 
 
 def windows(

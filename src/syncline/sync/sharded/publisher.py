@@ -21,7 +21,7 @@ from syncline.sync.ownership import check_owned
 from syncline.sync.phases import Phases
 from syncline.sync.reports import PublishReport
 from syncline.sync.sharded.answers import Answer, Start, proof_message
-from syncline.sync.sharded.changes import RankChanges, pack, unpack
+from syncline.sync.sharded.changes import RankChanges, check_sum, pack, unpack
 from syncline.sync.sharded.leader import Leader
 from syncline.sync.sharded.part import SPARSE_ENCODINGS, Drift, PartWriter, Result, WindowsOf
 from syncline.sync.sharded.ranks import Ranks
@@ -210,8 +210,7 @@ class ShardedPublisher:
 
     def _whole(self, weights: LocalWeights, phases: Phases) -> Result:
         found = self._detect(weights, phases)
-        found.moved.clear()
-        return self._compared(found, phases)
+        return self._compared(RankChanges(copies=found.copies), phases)
 
     def _compared(self, found: RankChanges, phases: Phases) -> Result:
         """Write a full version from the shards, and say which copies of what is in it differ."""
@@ -223,10 +222,20 @@ class ShardedPublisher:
         rounds = Rounds(self._layout, self._shares, self._ranks, self._shard)
         result = self._full(rounds.windows, phases)
         rounds.finish()
-        return result
+        return self._proved(result, phases)
 
     def _from_base(self, source: CheckpointSource, phases: Phases) -> Result:
-        return self._full(lambda meta: dense_windows(source.bits(meta.name)), phases)
+        result = self._full(lambda meta: dense_windows(source.bits(meta.name)), phases)
+        return self._proved(result, phases)
+
+    def _proved(self, result: Result, phases: Phases) -> Result:
+        """Check that what was written of each tensor is what the ranks hold of it together."""
+        with phases("verify"):
+            proof = RankChanges(differences=self._shard.proof())
+        told = self._exchange(proof, phases)
+        for entry in result.tensors:
+            check_sum(entry, told)
+        return result
 
     def _full(self, windows_of: WindowsOf, phases: Phases) -> Result:
         if not self._owns_something:
@@ -240,7 +249,7 @@ class ShardedPublisher:
         """Send every owner what this rank found in its tensors; return what ranks found in this one's."""
         catalog, owners = self._layout.catalog, self._shares.owners
         owned: dict[int, list[str]] = {target: [] for target in self._shares.targets}
-        for name in {*found.moved, *(copy[0] for copy in found.copies)}:
+        for name in {*found.differences, *(copy[0] for copy in found.copies)}:
             owned[owners[name]].append(name)
         told: dict[int, RankChanges] = {}
         with phases("exchange"):

@@ -12,7 +12,7 @@ import numpy as np
 
 from syncline.errors import FormatError
 from syncline.layouts import Layout
-from syncline.layouts.blocks import Block, Run, flat_boxes, overlap, part, run_of
+from syncline.layouts.blocks import Block, Box, Run, flat_boxes, overlap, part, run_of
 from syncline.layouts.dense import canonical_view, local_view
 from syncline.layouts.values import to_canonical
 from syncline.sync.sharded.part import full_order
@@ -45,6 +45,9 @@ class Rounds:
             if held.is_answered:
                 block = held.run.block
                 self._mine.setdefault(block.name, []).append(block)
+        # Both sides take a rank's pieces in the order of their boxes; local tensors may lie in another.
+        for blocks in self._mine.values():
+            blocks.sort(key=_box)
         self._done = 0
         self._unconfirmed: set[int] = set()
 
@@ -95,7 +98,7 @@ class Rounds:
         stop = min(start + WINDOW_UNITS, meta.unit_count)
         window = np.empty(stop - start, unsigned(meta.unit_bytes))
         pieces: dict[int, list[Run]] = {}
-        for rank, block in self._shares.answers[meta.name]:
+        for rank, block in sorted(self._shares.answers[meta.name], key=lambda pair: _box(pair[1])):
             runs = self._within(block, meta, start)
             if runs:
                 pieces.setdefault(rank, []).extend(runs)
@@ -130,6 +133,10 @@ class Rounds:
     def _value(self, run: Run, meta: TensorMeta) -> bytes:
         bits = local_view(run, meta, self._bits[run.block.local])
         return to_canonical(bits, run.block, meta).tobytes()
+
+
+def _box(block: Block) -> Box:
+    return block.box
 
 
 def _places(layout: Layout, shares: Shares, writer: int) -> list[Place]:
