@@ -280,7 +280,9 @@ class ModelExpress(Rival):
             payload_format=WeightPayloadFormat.XOR_DELTA,
             uri=index_uri(self._version),
         )
-        self._path = Path(self._local.prepare_chain((step,)).path)
+        prepared = self._local.prepare_chain((step,))
+        self._path = Path(prepared.path)
+        self._local.activate(prepared)
 
     def weights(self) -> Mapping[str, np.ndarray]:
         return _bits_of(self._path)
