@@ -107,7 +107,7 @@ class DeviceCopies:
             except torch_module().OutOfMemoryError as error:
                 raise ConfigError(
                     f"{new.device} has no room for a copy of the {meta.nbytes} bytes of tensor "
-                    f"{meta.name!r}; free memory there, or pass device_copy=False to compare on the host",
+                    f"{meta.name!r}; free memory there, or leave device_copy out to compare on the host",
                     tensor=meta.name,
                 ) from error
         return copy

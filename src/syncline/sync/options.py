@@ -56,7 +56,7 @@ class PublisherOptions:
     part_bytes: int = 4 << 30
     memory_bytes: int = 64 << 20
     snapshot_dir: str | PathLike[str] | None = None
-    device_copy: bool = True
+    device_copy: bool = False
     layout: Literal["syncline", "slime"] = "syncline"
     checksum: str = CHECKSUM
     notify: Deployments = ()

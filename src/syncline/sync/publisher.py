@@ -52,7 +52,7 @@ class Publisher:
         options: the fields of `PublisherOptions`.
 
     Cost: one copy of the weights in host memory (see `snapshot_dir`), and where they are in GPU memory
-    one more there (see `device_copy`); none for weights from `watch`.
+    one more there with `device_copy`; none for weights from `watch`.
 
     Example:
         >>> import numpy as np, syncline

@@ -97,7 +97,7 @@ def test_versions_are_those_that_the_host_makes(
 
 def test_with_a_copy_there_only_changes_come_to_the_host(place: str, monkeypatch) -> None:
     tensors = weights(place)
-    publisher = Publisher(MemoryStore())
+    publisher = Publisher(MemoryStore(), device_copy=True)
     publisher.publish(tensors)
     brought: list[int] = []
     bring = SideStream.bring
@@ -126,7 +126,7 @@ def test_with_a_copy_there_only_changes_come_to_the_host(place: str, monkeypatch
 def test_a_publish_that_failed_is_made_again_from_the_store(place: str, monkeypatch) -> None:
     tensors = weights(place)
     store, engine = MemoryStore(), MemoryEngine()
-    publisher = Publisher(store)
+    publisher = Publisher(store, device_copy=True)
     publisher.publish(tensors)
     step(tensors, 1)
     with monkeypatch.context() as patch:
@@ -141,7 +141,7 @@ def test_a_publish_that_failed_is_made_again_from_the_store(place: str, monkeypa
 def test_a_copy_that_came_apart_from_the_snapshot_is_an_error_and_then_rebuilt(place: str) -> None:
     tensors = weights(place)
     store, engine = MemoryStore(), MemoryEngine()
-    publisher = Publisher(store)
+    publisher = Publisher(store, device_copy=True)
     publisher.publish(tensors)
     step(tensors, 1)
     publisher.publish(tensors)
@@ -157,7 +157,7 @@ def test_a_copy_that_came_apart_from_the_snapshot_is_an_error_and_then_rebuilt(p
 
 def test_a_generator_that_fills_one_tensor_again_and_again(place: str) -> None:
     store, engine = MemoryStore(), MemoryEngine()
-    publisher = Publisher(store)
+    publisher = Publisher(store, device_copy=True)
     buffer = torch.zeros(100, dtype=torch.bfloat16, device=place)
 
     def generated(value: float) -> Iterator[tuple[str, Any]]:
@@ -175,7 +175,7 @@ def test_a_generator_that_fills_one_tensor_again_and_again(place: str) -> None:
 
 def test_a_module_follows_on_the_device_and_is_verified_there(place: str, monkeypatch) -> None:
     tensors, store = weights(place), MemoryStore()
-    publisher = Publisher(store)
+    publisher = Publisher(store, device_copy=True)
     module = torch.nn.Module()
     for name in tensors:
         module.register_buffer(name, torch.zeros_like(tensors[name].clone()))
@@ -198,7 +198,7 @@ def test_a_module_follows_on_the_device_and_is_verified_there(place: str, monkey
 
 def test_a_module_whose_bits_were_damaged_on_the_device_is_found(place: str) -> None:
     tensors, store = weights(place), MemoryStore()
-    Publisher(store).publish(tensors)
+    Publisher(store, device_copy=True).publish(tensors)
     module = torch.nn.Module()
     for name, tensor in tensors.items():
         module.register_buffer(name, tensor.clone())
