@@ -415,6 +415,8 @@ def test_what_ranks_must_agree_on_is_checked_before_anything_is_written() -> Non
         ShardedPublisher(MemoryStore(), SMALL, ranks[0], encoding="tight")
     with pytest.raises(ConfigError, match="link_bytes_per_s"):
         ShardedPublisher(MemoryStore(), SMALL, ranks[0], link_bytes_per_s=1e9)
+    with pytest.raises(ConfigError, match="notify"):
+        ShardedPublisher(MemoryStore(), SMALL, ranks[0], notify="http://127.0.0.1:1")
     with pytest.raises(ConfigError, match="4 ranks publish"):
         ShardedPublisher(MemoryStore(), flat_layout({"flat": METAS}, 2), ranks[0])
 

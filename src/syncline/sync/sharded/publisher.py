@@ -335,11 +335,12 @@ def _check_options(options: PublisherOptions) -> None:
             f"encoding: expected 'auto' or one of {SPARSE_ENCODINGS}, found {options.encoding!r}: others need "
             "whole tensors, which no rank has"
         )
-    if options.link_bytes_per_s is not None:
-        raise ConfigError(
-            "link_bytes_per_s: not used by a sharded publish, whose tensors are coded as 'packed' where "
-            "they are cut; leave it out"
-        )
+    for name in ("link_bytes_per_s", "notify"):
+        if getattr(options, name):
+            raise ConfigError(
+                f"{name}: not used by a sharded publish; leave it out "
+                "(docs/how-to/publish-from-every-rank.md)"
+            )
 
 
 def _pairs(weights: LocalWeights) -> Iterable[tuple[str, Any]]:
