@@ -9,18 +9,16 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
-import platform
 import shutil
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
+from case_c import shapes
+from machine import machine
 
 import syncline
 from syncline import config
@@ -28,22 +26,6 @@ from syncline.abc import WeightSource
 from syncline.types import Bits, TensorMeta
 
 PIECE_BYTES = 8 << 20
-
-
-def shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield name and shape of the case's tensors."""
-    hidden, intermediate, vocabulary, layers = 1024, 3072, 64_000, 14
-    yield "model.embed_tokens.weight", (vocabulary, hidden)
-    for layer in range(layers):
-        prefix = f"model.layers.{layer}."
-        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-            yield f"{prefix}self_attn.{name}.weight", (hidden, hidden)
-        for name in ("gate_proj", "up_proj"):
-            yield f"{prefix}mlp.{name}.weight", (intermediate, hidden)
-        yield f"{prefix}mlp.down_proj.weight", (hidden, intermediate)
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            yield f"{prefix}{name}.weight", (hidden,)
-    yield "model.norm.weight", (hidden,)
 
 
 class CaseSource(WeightSource):
@@ -100,27 +82,6 @@ def _seconds(call: object) -> float:
     return time.perf_counter() - start_s
 
 
-def described(packages: tuple[str, ...]) -> dict[str, str]:
-    """Return what was measured where: commit, machine, instruction set and versions."""
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
-    )
-    versions = {name: version(name) for name in packages}
-    return {
-        "commit": commit.stdout.strip(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {_processor()}",
-        "syncline": syncline.__version__,
-        **versions,
-    }
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
-
-
 def main() -> None:
     """Run the case and print what it took."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -175,7 +136,7 @@ def run(directory: Path, runs: int, density: float, encoding: str) -> dict[str, 
     sync_s = publish["total"] + sync["total"]
     last = published[-1]
     return {
-        **described(("numpy", "zstandard")),
+        **machine(),
         "threads": config.threads(),
         "parameters": last.total,
         "changed": last.changed,

@@ -16,17 +16,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import torch
+from machine import machine
 
 import syncline
 from syncline.sources import WatchedWeights
@@ -183,16 +181,8 @@ def main() -> None:
     rows.append(measure("masters", "operations", "sampled", arguments.rounds))
     rows.append(measure("bf16 fused", "step", "full", arguments.rounds))
     skipped = [kept_when_skipping(every, 2 * every) for every in (1, 4, 16)]
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=Path(__file__).parent,
-    ).stdout.strip()
     document = {
-        "commit": commit,
-        "machine": platform.processor() or platform.machine(),
+        **machine(),
         "threads": arguments.threads,
         "rounds": arguments.rounds,
         "numpy": np.__version__,

@@ -14,7 +14,7 @@ from typing import Any
 PACKAGES = ("numpy", "torch", "transformers", "zstandard")
 
 
-def machine() -> dict[str, Any]:
+def machine(*more_packages: str) -> dict[str, Any]:
     """Return commit, whether files differ from it, date, processor and versions."""
     here = Path(__file__).parent
     model = [
@@ -29,7 +29,10 @@ def machine() -> dict[str, Any]:
         "cpu": model[0] if model else platform.machine(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
-        "versions": {name: metadata.version(name) for name in PACKAGES if find_spec(name)},
+        "versions": {
+            **{name: metadata.version(name) for name in PACKAGES if find_spec(name)},
+            **{name: metadata.version(name) for name in more_packages},
+        },
     }
 
 

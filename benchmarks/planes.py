@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterator
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from machine import machine
 
 from syncline import codecs, kernels
 from syncline.kernels import _native
@@ -176,23 +174,10 @@ def main() -> None:
     arguments = parser.parse_args()
     path = arguments.weights
     weights = normal_weights() if path is None else checkpoint_weights(path)
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=Path(__file__).parent,
-    ).stdout.strip()
-    versions = {
-        name: metadata.version(name)
-        for name in ("numpy", "zstandard", "zipnn")
-        if find_spec(name) is not None
-    }
+    others = [name for name in ("zipnn",) if find_spec(name) is not None]
     document = {
-        "commit": commit,
-        "machine": platform.machine(),
+        **machine(*others),
         "isa": _native.selected_isa(),
-        "versions": versions,
         "weights": "normal" if path is None else path.name,
         "units": weights.size,
         "bound_times_smaller": weights.nbytes / bound_bytes(weights),
@@ -201,9 +186,9 @@ def main() -> None:
     if arguments.json:
         print(json.dumps(document, indent=2))
         return
-    print(f"{document['weights']}, {weights.size} units, {document['isa']}; {versions}")
+    print(f"{document['weights']}, {weights.size} units, {document['isa']}; {document['versions']}")
     print(f"bound without context: {document['bound_times_smaller']:.3f}x smaller")
-    if "zipnn" not in versions:
+    if not others:
         print("zipnn is not installed and not measured: pip install 'syncline[bench]'")
     print(f"{'':10}{'smaller':>10}{'encode GB/s':>16}{'decode GB/s':>16}   median (best)")
     for name, found in document["coders"].items():

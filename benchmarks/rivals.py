@@ -34,7 +34,8 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import xxhash  # noqa: E402
 import zstandard  # noqa: E402
-from bench_sync import CaseSource, described  # noqa: E402
+from bench_sync import CaseSource  # noqa: E402
+from machine import machine  # noqa: E402
 from safetensors.numpy import load_file, save_file  # noqa: E402
 from safetensors.torch import save_file as save_torch_file  # noqa: E402
 
@@ -454,9 +455,7 @@ def run(directory: Path, wanted: list[type[Rival]], runs: int, density: float) -
             }
         )
     return {
-        **described(
-            ("modelexpress", "cwtrain", "zipnn", "torch", "safetensors", "zstandard", "numpy")
-        ),
+        **machine("modelexpress", "cwtrain", "zipnn", "safetensors"),
         "threads": THREADS,
         "runs": runs,
         "density": density,

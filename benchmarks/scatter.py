@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import platform
 import shutil
 import subprocess
 import tempfile
@@ -23,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from machine import machine
 
 from syncline import kernels
 from syncline.kernels import _native
@@ -156,18 +156,9 @@ def main() -> None:
     """Print every figure as JSON."""
     torch.set_num_threads(1)
     loops = compiled()
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=Path(__file__).parent,
-    ).stdout.strip()
     document = {
-        "commit": commit,
-        "machine": platform.machine(),
+        **machine(),
         "isa": _native.selected_isa(),
-        "versions": {"numpy": np.__version__, "torch": torch.__version__},
         "cases": [
             measure(loops, density, ascending)
             for density, ascending in ((0.003, True), (0.01, True), (0.05, True), (0.01, False))
