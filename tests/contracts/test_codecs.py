@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from contracts.codecs import CodecContract
@@ -51,6 +54,14 @@ def test_every_codec_is_under_the_contract() -> None:
 def test_the_manifest_knows_exactly_these_encodings() -> None:
     assert set(codecs.NAMES) == set(ENCODINGS)
     assert all(codecs.get(name).name == name for name in codecs.NAMES)
+
+
+def test_the_format_page_lists_exactly_these_encodings() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "format.md").read_text()
+    row = next(line for line in page.splitlines() if line.startswith("| `encoding` |"))
+    assert set(re.findall(r"`([a-z]+)`", row)) == {"encoding", "auto", *codecs.NAMES}
+    table = page.split("| name | needs the base |", 1)[1].split("\n\n", 1)[0]
+    assert set(re.findall(r"(?m)^\| `([a-z]+)` \|", table)) == set(codecs.NAMES)
 
 
 def test_an_unknown_encoding_is_refused() -> None:

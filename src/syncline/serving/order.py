@@ -8,7 +8,7 @@ from syncline.abc import Store
 from syncline.errors import BaseVersionError, FormatError
 from syncline.hotload.client import Reset
 from syncline.hotload.identity import Spelling
-from syncline.sync.history import History
+from syncline.sync.layout import own_history
 from syncline.version import HeldVersion
 
 
@@ -46,7 +46,7 @@ def check(order: Order, store: Store, held: HeldVersion | None) -> None:
             no chain of versions leads to it.
         TransportError, VerifyError: the store could not be read, or is damaged.
     """
-    history = History.open(store)
+    history = own_history(store)
     if held is not None and held.manifest.run_id != history.head.run_id:
         raise LineageError(
             f"the replica follows run {held.manifest.run_id} at version {held.version}, the store is "

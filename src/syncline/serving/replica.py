@@ -18,7 +18,8 @@ from syncline.serving.gated import GatedEngine
 from syncline.serving.order import Order
 from syncline.sync import Receiver
 from syncline.sync.checks import check_kind
-from syncline.sync.history import History, read_head
+from syncline.sync.history import read_head
+from syncline.sync.layout import own_history
 from syncline.types import Step
 from syncline.version import HeldVersion
 
@@ -219,7 +220,7 @@ class Replica:
         error: str | None = None
         try:
             head = read_head(self._store)
-            History.open(self._store)  # versions that are not of a run of our own have no numbers
+            own_history(self._store)
             self._receiver.sync(order.version, repair=self._is_torn)
             self._is_torn, self._head = False, head
         except Exception as failure:  # noqa: BLE001 - whatever it is, the replica serves on and says it

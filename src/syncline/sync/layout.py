@@ -32,6 +32,24 @@ def foreign_layout(store: Store, name: str = AUTO) -> Interchange | None:
     return None if name == interchange.SYNCLINE else interchange.get(name)
 
 
+def own_history(store: Store) -> History:
+    """Return the history of a run of our own.
+
+    Raises:
+        ConfigError: the store is in a foreign layout, whose versions have no numbers.
+        StoreError: it is empty, or cannot be read.
+    """
+    if read_head(store) is None:
+        layout = foreign_layout(store)
+        if layout is not None:
+            raise ConfigError(
+                f"the store is in layout {layout.name!r} and has no HEAD.json, so its versions have no "
+                "numbers that could be ordered; make a run of it with syncline convert SRC DST --to "
+                "syncline, and use that"
+            )
+    return History.open(store)
+
+
 def check_slime_run(store: Store) -> None:
     """Check that slime-family readers can take every version that a store has so far.
 

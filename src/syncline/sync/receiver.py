@@ -146,7 +146,8 @@ class Receiver:
         if held.manifest.run_id != history.head.run_id:
             raise BaseVersionError(
                 f"the engine follows run {held.manifest.run_id} at version {held.version}, the store "
-                f"is run {history.head.run_id}; use that run's store, or a fresh engine",
+                f"is run {history.head.run_id}; use that run's store or a fresh engine, or move this one over with "
+                "sync(repair=True), on disk syncline pull --repair, which starts from a full version",
                 version=held.version,
             )
         return held

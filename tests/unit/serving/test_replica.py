@@ -6,10 +6,11 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hot_load_servers import Run, eventually
-from syncline import MemoryEngine, MemoryStore
+from syncline import MemoryEngine, MemoryStore, Publisher
 from syncline.abc import Buffer, Store
 from syncline.errors import ConfigError, StoreError, TornUpdateError
 from syncline.hotload import WeightVersion
@@ -97,14 +98,18 @@ def test_it_waits_for_a_first_version() -> None:
         assert replica.status().identity == "weight_v000001"
 
 
-def test_a_store_of_another_project_has_no_versions_to_report() -> None:
-    store = MemoryStore()
-    store.put("weight_v000001/model.safetensors", [b"payload"])
+def test_a_store_of_another_project_is_refused_with_the_way_out() -> None:
+    ours, store = MemoryStore(), MemoryStore()
+    Publisher(ours, layout="slime").publish({"w": np.zeros(8, np.float32)})
+    for name in ("model-00000-of-00001.safetensors", "model.safetensors.index.json"):
+        store.put(f"weight_v000001/{name}", [ours.get(f"weight_v000001/{name}")])
     with Replica(store, MemoryEngine()) as replica:
         eventually(lambda: replica.status().stage == "error", "it has tried once")
         status = replica.status()
         assert (status.readiness, status.identity) == (False, None)
-        assert "no HEAD.json in the store" in str(status.reason)
+        assert "the store is in layout 'slime'" in str(status.reason)
+        with pytest.raises(ConfigError, match="syncline convert SRC DST --to syncline"):
+            replica.check(Order(1))
 
 
 def test_it_follows_orders_forwards_and_back(run: Run) -> None:

@@ -127,6 +127,16 @@ def test_engine_whose_bits_are_not_the_base(run: Run) -> None:
     assert run.engine.held().version == 1  # type: ignore[union-attr]
 
 
+def test_an_engine_is_moved_over_to_another_run_by_repair(run: Run, tmp_path: Path) -> None:
+    other = FilesystemStore(tmp_path / "other")
+    Publisher(other).publish(weights())
+    with pytest.raises(BaseVersionError, match="or move this one over with sync.repair=True."):
+        Receiver(other, run.engine).sync()
+    moved = Receiver(other, run.engine).sync(repair=True)
+    assert run.engine.held().manifest.run_id == moved.run_id  # type: ignore[union-attr]
+    assert Receiver(other, run.engine, verify="full").sync().version == 1
+
+
 def test_full_version_repairs_a_damaged_engine(run: Run) -> None:
     run.engine.bits("a")[3] ^= 1
     run.publisher.publish(weights(2.0), full=True)
