@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import fields
 from pathlib import Path
 
 import syncline
-from syncline import errors
+from syncline import config, errors
 from syncline.cli import group
+from syncline.sync.options import PublisherOptions
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -44,6 +47,16 @@ def test_every_command_is_on_the_page() -> None:
     page = (DOCS / "reference" / "cli.md").read_text()
     for name in group.commands:
         assert f"`syncline {name}" in page
+
+
+def test_every_setting_is_on_the_page() -> None:
+    page = (DOCS / "reference" / "settings.md").read_text()
+    listed = set(re.findall(r"(?m)^\| (`[a-z_`, ]+`) \|", page.split("## Environment")[0]))
+    assert {name for row in listed for name in re.findall(r"[a-z_]+", row)} == {
+        option.name for option in fields(PublisherOptions)
+    }
+    variables = set(re.findall(r"SYNCLINE_[A-Z]+", Path(config.__file__).read_text()))
+    assert set(re.findall(r"(?m)^\| `(SYNCLINE_[A-Z]+)`", page)) == variables
 
 
 def test_public_names_are_sorted_and_few() -> None:

@@ -122,3 +122,15 @@ def test_convert(run, tmp_path):
     assert found["missing"]
     rows = run("log", tmp_path / "out", "--json").splitlines()
     assert json.loads(rows[0])["layout"] == "fireworks"
+
+
+@pytest.mark.parametrize("target", [".", "inner/deep", "../"])
+def test_convert_keeps_source_and_target_apart(tmp_path, capsys, target) -> None:
+    source = tmp_path / "outer" / "run"
+    shutil.copytree(GOLDEN / "skyrl", source)
+    before = sorted(path.name for path in source.rglob("*"))
+    with pytest.raises(SystemExit) as ended:
+        main(["convert", str(source), str(source / target), "--to", "syncline"])
+    assert ended.value.code == 1
+    assert "expected a directory apart from SRC" in capsys.readouterr().err
+    assert sorted(path.name for path in source.rglob("*")) == before

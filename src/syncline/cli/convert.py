@@ -9,6 +9,7 @@ import click
 from syncline import interchange
 from syncline.cli import foreign, output
 from syncline.cli.options import json_option
+from syncline.errors import ConfigError
 from syncline.stores import open_store
 from syncline.sync import convert as convert_run
 from syncline.sync.layout import AUTO, CHOICES
@@ -57,6 +58,7 @@ def convert(
 
     Each version is read back from DST and compared, bit for bit.
     """
+    _check_apart(source, target)
     with output.progress("converting", is_quiet=as_json) as observe:
         report = convert_run(
             open_store(source),
@@ -90,6 +92,21 @@ def convert(
         f"{output.seconds(report.seconds)}",
     )
     foreign.show_missing(report.missing)
+
+
+def _check_apart(source: str, target: str) -> None:
+    """Check that neither directory lies in the other, where it would look like a part of it.
+
+    Raises:
+        ConfigError: one does.
+    """
+    if "://" in source or "://" in target:
+        return
+    old, new = Path(source).resolve(), Path(target).resolve()
+    if old == new or old in new.parents or new in old.parents:
+        raise ConfigError(
+            f"DST {target}: expected a directory apart from SRC {source}, found one inside the other"
+        )
 
 
 COMMANDS = (convert,)
