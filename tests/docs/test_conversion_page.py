@@ -39,7 +39,8 @@ def test_the_commands_work(tmp_path, monkeypatch, capsys):
     [
         (["skyrl-run", "a", "--to", "slime"], 1, "pass base (--base)"),
         (["run", "a", "--to", "trl"], 1, "layout 'trl' is only read"),
-        (["run", "run", "--to", "slime"], 1, "objects already"),
+        (["run", "run", "--to", "slime"], 1, "expected a directory apart from SRC"),
+        (["run", "skyrl-run", "--to", "slime"], 1, "objects already"),
         (["run", "a", "--to", "sticks"], 2, "'sticks' is not one of"),
         (["nothing", "a", "--to", "slime", "--json"], 1, "no HEAD.json in the store"),
     ],
