@@ -135,10 +135,17 @@ def _in_order(
         for job in jobs:
             waiting.append(pool.submit(job))
             if len(waiting) > ahead:
-                yield waiting.popleft().result()
+                yield _first(waiting)
         while waiting:
-            yield waiting.popleft().result()
+            yield _first(waiting)
     finally:
         for future in waiting:
             future.cancel()
         wait(waiting)
+
+
+def _first(waiting: deque[Future[T]]) -> T:
+    """Take the first result. Until it is there its job stays listed: Ctrl-C leaves none unwaited for."""
+    result = waiting[0].result()
+    waiting.popleft()
+    return result

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Literal, TypeVar
@@ -131,11 +132,12 @@ class Follower:
         with tempfile.SpooledTemporaryFile(_STAGED_IN_MEMORY_BYTES) as file:
             stage = JournalWriter(file)
             done: dict[str, Found] = {}
-            for found in self._decoded(at, base, phases):
-                with phases("stage"):
-                    stage_tensor(found, done, stage)
-                self._changed += found.changed
-                self._reached(found.carried)
+            with closing(self._decoded(at, base, phases)) as decoded:
+                for found in decoded:
+                    with phases("stage"):
+                        stage_tensor(found, done, stage)
+                    self._changed += found.changed
+                    self._reached(found.carried)
             with temporary_file():
                 seal = stage.finish()
             for name, found in done.items():
@@ -148,7 +150,9 @@ class Follower:
                 self._engine.apply(staged, after)
         return after
 
-    def _decoded(self, at: ForeignVersion, base: EngineBase, phases: Phases) -> Iterator[Found]:
+    def _decoded(
+        self, at: ForeignVersion, base: EngineBase, phases: Phases
+    ) -> Generator[Found, None, None]:
         """Yield what a delta changes, tensor by tensor; on the thread pool where the layout allows it."""
 
         def decode(found: Found) -> Found:
@@ -168,7 +172,9 @@ class Follower:
         )
         return self._each(work, phases)
 
-    def _each(self, work: Iterable[tuple[Slice, Callable[[], T]]], phases: Phases) -> Iterator[T]:
+    def _each(
+        self, work: Iterable[tuple[Slice, Callable[[], T]]], phases: Phases
+    ) -> Generator[T, None, None]:
         return in_batches(work, phases) if self._layout.is_concurrent else (do() for _, do in work)
 
     def _table(
