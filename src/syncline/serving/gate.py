@@ -2,11 +2,14 @@
 
 It needs no framework. A request whose JSON body has `weight_version` is held to it until its answer has
 ended; every other request passes untouched, as do uploads (`multipart/...`), which cannot have the field.
+JSON in UTF-16 or UTF-32 is held to it too.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import time
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
@@ -23,6 +26,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 _ASK_AGAIN_S = 0.01
+_OBJECT = re.compile(rb"[ \t\r\n]*\{")
 
 
 class WeightVersionGate:
@@ -112,8 +116,11 @@ def wanted_version(body: bytes) -> WeightVersion:
         >>> wanted_version(b'{"text": "hi", "weight_version": {"exact_version": 7}}')
         WeightVersion(exact=7, minimum=None)
     """
-    # Without the field's name, and without an escape that could spell it, the body cannot have it.
-    if FIELD.encode() not in body and b"\\u" not in body:
+    encoding = json.detect_encoding(body)
+    if encoding != "utf-8":  # hosts that read JSON with Python's own module read these too
+        body = body.decode(encoding, "replace").encode("utf-8", "replace")
+    # Nothing but an object has the field, and none without its name or an escape that could spell it.
+    if not _OBJECT.match(body) or (FIELD.encode() not in body and b"\\u" not in body):
         return WeightVersion()
     document = strict_json.parse(body, "request", limit_bytes=len(body))
     value = document.get(FIELD) if isinstance(document, dict) else None
