@@ -64,10 +64,13 @@ class WeightVersionGate:
         if scope["type"] != "http" or not self._is_guarded(scope):
             await self._app(scope, receive, send)
             return
-        body = await _read_body(receive, self._limit_bytes)
-        if body is None:
+        body, is_whole = await _read_body(receive, self._limit_bytes)
+        if len(body) > self._limit_bytes:
             message = f"the body is longer than {self._limit_bytes} bytes"
             await answer(send, 413, error("RequestTooLarge", message))
+            return
+        if not is_whole:  # the client has gone; the application sees so after what there is
+            await self._app(scope, _replay(body, receive, more_body=True), send)
             return
         try:
             wanted = wanted_version(body)
@@ -141,18 +144,16 @@ async def answer(send: Send, status: int, document: object, **headers: str) -> N
     await send({"type": "http.response.body", "body": body})
 
 
-async def _read_body(receive: Receive, limit_bytes: int) -> bytes | None:
-    """Return the whole body; None if it is too long."""
+async def _read_body(receive: Receive, limit_bytes: int) -> tuple[bytes, bool]:
+    """Return the body, or somewhat more than `limit_bytes` of it, and False if the client has gone midway."""
     body = bytearray()
     while True:
         message = await receive()
         if message["type"] != "http.request":
-            return bytes(body)  # the client has gone; the application will see so itself
+            return bytes(body), False
         body += message.get("body", b"")
-        if len(body) > limit_bytes:
-            return None
-        if not message.get("more_body", False):
-            return bytes(body)
+        if len(body) > limit_bytes or not message.get("more_body", False):
+            return bytes(body), True
 
 
 def _is_multipart(scope: Message) -> bool:
@@ -162,7 +163,7 @@ def _is_multipart(scope: Message) -> bool:
     )
 
 
-def _replay(body: bytes, receive: Receive) -> Receive:
+def _replay(body: bytes, receive: Receive, *, more_body: bool = False) -> Receive:
     """Return a `receive` that hands the body over once more, then what comes after it."""
     is_sent = False
 
@@ -171,6 +172,6 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         if is_sent:
             return await receive()
         is_sent = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        return {"type": "http.request", "body": body, "more_body": more_body}
 
     return replayed
