@@ -75,9 +75,13 @@ class Grail(Interchange):
         info = infos[DELTA_FILE]
         frame = raw.whole(store, info, metadata.sha256(DELTA_FILE), metadata.where)
         where, opened = info.key, grail_codec.File(frame, info.key)
+        metas = {block.meta.name: base(block.meta.name)[0] for block in opened.blocks}
+        for (
+            block
+        ) in opened.blocks:  # all, before one is unpacked: no block is larger than its tensor
+            sparse.check_base(metas[block.meta.name], block.meta.dtype, block.meta.shape)
         for block, positions, bits in opened.contents():
-            meta, _ = base(block.meta.name)
-            sparse.check_base(meta, block.meta.dtype, block.meta.shape)
+            meta = metas[block.meta.name]
             yield meta, _placed(where, meta, sparse.changes(meta, positions, bits))
 
     def files(self, store: Store, version: ForeignVersion) -> Mapping[str, bytes]:

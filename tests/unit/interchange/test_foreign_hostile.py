@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 import struct
+import tracemalloc
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -304,6 +305,26 @@ def test_grail_bomb_is_refused_before_it_is_unpacked(case):
     pieces += [packer.compress(bytes(1 << 24)) for _ in range(64)]
     relist(broken, b"".join([*pieces, packer.flush()]))
     broken.refused(FormatError, "the header describes 0 bytes", "the frame holds 1073741824")
+
+
+@pytest.mark.parametrize("name", ["nobody's", EMBED])
+def test_grail_block_that_is_larger_than_the_base_has_it_is_not_unpacked(case, name):
+    """A gigabyte of zeros in a few kilobytes, said to be the changes of a tensor of this size."""
+    broken, count = case("grail-v2"), 1 << 27
+    block = {"name": name, "shape": [count], "num_nonzero": count, "value_dtype": "float32"}
+    block |= {"indices_offset": 0, "indices_size": 4 * count}
+    block |= {"values_offset": 4 * count, "values_size": 4 * count}
+    text = json.dumps({"version": 2, "tensors": [block]}).encode()
+    packer = zstandard.ZstdCompressor(level=1).compressobj(size=4 + len(text) + 8 * count)
+    pieces = [packer.compress(struct.pack("<I", len(text)) + text)]
+    pieces += [packer.compress(bytes(1 << 24)) for _ in range(8 * count >> 24)]
+    relist(broken, b"".join([*pieces, packer.flush()]))
+    tracemalloc.start()
+    try:
+        broken.refused(LayoutError, name)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 26
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("steps", [(3, 0), (-1,), (1 << 30,)])
