@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -172,3 +174,29 @@ def test_a_put_that_fails_behind_commits_nothing_and_leaves_no_file(full: bool) 
     assert publisher.version == 1
     store.fails = False
     assert publisher.publish(arrays).version == 2
+
+
+LATE = """
+import threading, time
+import numpy as np, syncline
+
+def publish():
+    threading.main_thread().join()
+    time.sleep(0.3)
+    store, engine, arrays = syncline.MemoryStore(), syncline.MemoryEngine(), {"w": np.zeros(1 << 22)}
+    publisher = syncline.Publisher(store, full_encoding="planes")
+    publisher.publish(arrays)
+    syncline.Receiver(store, engine).sync()
+    arrays["w"][5] = 1
+    publisher.publish(arrays)
+    print(syncline.Receiver(store, engine, verify="full").sync().version)
+
+threading.Thread(target=publish).start()
+"""
+
+
+def test_a_thread_that_outlives_the_main_one_publishes_and_syncs() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LATE], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("2\n", "")
