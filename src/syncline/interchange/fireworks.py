@@ -90,7 +90,7 @@ class Fireworks(Interchange):
 def _changes(
     store: Store, snapshot: Snapshot, slot: Slot, meta: TensorMeta, bits: Bits
 ) -> Iterator[Changes | Span]:
-    payload = raw.payload(store, slot)
+    payload = raw.payload(store, slot, meta)
     with placing(f"{slot.key}: tensor {meta.name!r}", meta.name):
         fireworks_snapshot.check_no_pickle(payload, slot.key)
         yield from proved(

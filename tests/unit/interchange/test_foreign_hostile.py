@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import struct
 import tracemalloc
@@ -641,6 +642,55 @@ def test_fireworks_zlib_payloads(case, compress, words):
 
     broken.edit_tensors(ARC_PART, edit)
     broken.refused(CodecError, ARC_PART, EMBED, words)
+
+
+def lengthen(broken: Case, path: str, name: str) -> int:
+    """Put 128 MiB of nothing behind the payload that lies last in a file; return its length then."""
+    file = broken.root / path
+    content = file.read_bytes()
+    size = struct.unpack("<Q", content[:8])[0]
+    header = json.loads(content[8 : 8 + size])
+    end = max(row["data_offsets"][1] for key, row in header.items() if key != "__metadata__")
+    assert header[name]["data_offsets"][1] == end
+    header[name]["data_offsets"][1] += 1 << 27
+    header[name]["shape"][0] += 1 << 27
+    text = json.dumps(header).encode()
+    file.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + size :])
+    os.truncate(file, 8 + len(text) + end + (1 << 27))
+    return header[name]["shape"][0]
+
+
+def last_of(broken: Case, path: str) -> str:
+    content = (broken.root / path).read_bytes()
+    header = json.loads(content[8 : 8 + struct.unpack("<Q", content[:8])[0]])
+    header.pop("__metadata__", None)
+    return max(header, key=lambda name: header[name]["data_offsets"])
+
+
+@pytest.mark.parametrize("name", ["fireworks-arc_v1", "fireworks-arc_v2", "skyrl", "grail-v3"])
+def test_a_payload_that_no_tensor_has_a_use_for_is_not_read_into_memory(case, name):
+    """Files with holes cost whoever makes them nothing."""
+    broken = case(name)
+    if name == "grail-v3":
+        os.truncate(broken.root / grail(130, "DELTA", "delta_sparse.bin.zst"), 1 << 27)
+    elif name == "skyrl":
+        key = last_of(broken, PAYLOAD)
+        nbytes = lengthen(broken, PAYLOAD, key)
+
+        def edit(document):
+            row = next(row for row in document["tensors"] if row["payload_key"] == key)
+            document["total_compressed_num_bytes"] += nbytes - row["compressed_num_bytes"]
+            row["compressed_num_bytes"] = nbytes
+
+        broken.edit_json(MANIFEST, edit)
+    else:
+        lengthen(broken, ARC_PART, last_of(broken, ARC_PART))
+    tracemalloc.start()
+    try:
+        broken.refused(FormatError, "of weights is at most")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 26
+    finally:
+        tracemalloc.stop()
 
 
 def test_fireworks_request_of_another_encoding(case):
