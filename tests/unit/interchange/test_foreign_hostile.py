@@ -27,7 +27,9 @@ from syncline.errors import (
     SynclineError,
     VerifyError,
 )
-from syncline.stores import FilesystemStore
+from syncline.interchange import grail_codec
+from syncline.stores import FilesystemStore, MemoryStore
+from syncline.types import ObjectInfo
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "layouts"
 EMBED = "model.embed.weight"
@@ -295,6 +297,15 @@ def test_grail_header_that_is_longer_than_what_is_read_first(tmp_path, monkeypat
 
     monkeypatch.setattr(grail_codec, "_PREFIX_BYTES", 8)
     Case("grail-v3", tmp_path).read_all()
+
+
+def test_grail_file_that_is_cut_after_it_was_listed_ends_the_reading():
+    """Its header is looked for in what there is, not in what there was."""
+    content = (GOLDEN / "grail-v2" / grail(130, "DELTA", "delta_sparse.bin.zst")).read_bytes()
+    store = MemoryStore()
+    store.put("cut", [content[:12]])
+    with pytest.raises((CodecError, FormatError), match="cut"):
+        grail_codec.peek(store, ObjectInfo("cut", len(content)))
 
 
 def test_grail_bomb_is_refused_before_it_is_unpacked(case):
