@@ -219,8 +219,15 @@ class Follower:
     def _tensors(
         self, at: ForeignVersion, table: dict[str, TensorEntry]
     ) -> Iterator[tuple[TensorMeta, Iterator[Span]]]:
+        """Yield the tensors of the second reading, which are those of the first one, each once."""
+        left = dict(table)
         for meta, spans in self._layout.read(self._store, at, None):
-            yield meta, self._same(at, meta, spans, table)
+            entry = left.pop(meta.name, None)
+            if entry is None or entry.meta != meta:
+                raise _moved(at, meta.name)
+            yield meta, self._same(at, entry, spans)
+        if left:
+            raise _moved(at, min(left))
 
     def _records(self, at: ForeignVersion, table: dict[str, TensorEntry]) -> Iterator[Record]:
         for meta, spans in self._tensors(at, table):
@@ -231,27 +238,26 @@ class Follower:
                     yield record
 
     def _same(
-        self,
-        at: ForeignVersion,
-        meta: TensorMeta,
-        spans: Iterator[Changes | Span],
-        table: dict[str, TensorEntry],
+        self, at: ForeignVersion, entry: TensorEntry, spans: Iterator[Changes | Span]
     ) -> Iterator[Span]:
         """Pass spans on; at the end they were the same as in the first reading."""
-        total = ZERO
+        meta, total = entry.meta, ZERO
         for span in only_spans(meta, spans):
             total += kernels.fingerprint(span.bits, span.start, kernels.seeds(meta.name))
             self._changed += span.bits.size
             yield span
-        entry = table.get(meta.name)
-        if entry is None or entry.fingerprint != total:
-            raise VerifyError(
-                f"version {at.identity!r}: tensor {meta.name!r} changed while it was read; nothing was "
-                "written; sync again once its publisher has finished",
-                tensor=meta.name,
-            )
+        if entry.fingerprint != total:
+            raise _moved(at, meta.name)
         self._reached(meta.name)
 
     def _reached(self, name: str) -> None:
         self._done_bytes += self._sizes.get(name, 0)
         self._observe(Step("pull.tensor_decoded", self._done_bytes, self._total_bytes))
+
+
+def _moved(at: ForeignVersion, name: str) -> VerifyError:
+    return VerifyError(
+        f"version {at.identity!r}: tensor {name!r} changed while it was read; nothing was written; sync "
+        "again once its publisher has finished",
+        tensor=name,
+    )
