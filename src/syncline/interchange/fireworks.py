@@ -58,6 +58,8 @@ class Fireworks(Interchange):
             return
         if base is None:
             raise ConfigError(f"version {version.identity!r} is a delta; pass its base")
+        if snapshot.digests.keys() != snapshot.slots.keys():
+            raise FormatError(f"{version.identity}: it changed while it was read; sync again")
         for name, slot in snapshot.slots.items():
             meta, bits = base(name)
             yield meta, _changes(store, snapshot, slot, meta, bits)

@@ -10,6 +10,7 @@ import struct
 import tracemalloc
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -702,6 +703,17 @@ def test_a_payload_that_no_tensor_has_a_use_for_is_not_read_into_memory(case, na
         assert tracemalloc.get_traced_memory()[1] < 1 << 26
     finally:
         tracemalloc.stop()
+
+
+def test_fireworks_delta_that_became_weights_after_it_was_listed(case):
+    broken = case("fireworks-arc_v2")
+    store, layout = FilesystemStore(broken.root), interchange.get("fireworks")
+    delta = next(at for at in layout.versions(store) if at.identity == "snap-9")
+    for part in (broken.root / "snap-9").glob("*.safetensors"):
+        shutil.copy(broken.root / "snap-8" / part.name, part)
+    delta = replace(delta, objects=tuple(store.list("snap-9/")))  # files of the same sizes
+    with pytest.raises(FormatError, match="snap-9: it changed while it was read"):
+        apply(layout, store, delta, load(broken.expected / "snap-8.safetensors"))
 
 
 def test_fireworks_request_of_another_encoding(case):
