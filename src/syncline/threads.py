@@ -109,7 +109,7 @@ class Background:
         if self._pool is None:
             job()
         else:
-            self._running = self._pool.submit(job)
+            self._running = _submit(self._pool, job)
 
     def finish(self) -> None:
         """Wait for the running job.
@@ -133,12 +133,34 @@ def _in_order(
     waiting: deque[Future[T]] = deque()
     try:
         for job in jobs:
-            waiting.append(pool.submit(job))
+            waiting.append(_submit(pool, job))
             if len(waiting) > ahead:
-                yield waiting.popleft().result()
+                yield _first(waiting)
         while waiting:
-            yield waiting.popleft().result()
+            yield _first(waiting)
     finally:
         for future in waiting:
             future.cancel()
         wait(waiting)
+
+
+def _submit(pool: ThreadPoolExecutor, job: Job[T]) -> Future[T]:
+    try:
+        return pool.submit(job)
+    except RuntimeError:
+        if threading.main_thread().is_alive():
+            raise
+    # Pools take no more jobs once the main thread has ended, and other threads may work on: here, then.
+    done: Future[T] = Future()
+    try:
+        done.set_result(job())
+    except Exception as error:  # noqa: BLE001 - it comes out where the result is taken
+        done.set_exception(error)
+    return done
+
+
+def _first(waiting: deque[Future[T]]) -> T:
+    """Take the first result. Until it is there its job stays listed: Ctrl-C leaves none unwaited for."""
+    result = waiting[0].result()
+    waiting.popleft()
+    return result

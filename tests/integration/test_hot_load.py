@@ -323,6 +323,8 @@ def test_would_a_request_be_served(server: str) -> None:
     }
     assert check("exact_version=newest")[0] == 400
     assert check("exact_version=" + "1" * 300)[0] == 400
+    for query in ("exact_verison=2", "exact_version=2&exact_version=3", "exact_version=2&x=1"):
+        assert check(query)[0] == 400  # nothing that was asked is left out
 
 
 def test_a_host_with_the_api_and_the_gate(run: Run) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -132,3 +133,19 @@ def test_a_number_of_threads_that_is_none_is_refused(
     monkeypatch.setenv("SYNCLINE_THREADS", value)
     with pytest.raises(ConfigError, match="SYNCLINE_THREADS: expected a number from 1 to 1024"):
         config.threads()
+
+
+def test_an_interrupt_leaves_no_job_running(count: int) -> None:
+    if count == 1:
+        pytest.skip("no thread is made: the job itself is interrupted")
+    has_ended = threading.Event()
+
+    def slow() -> None:
+        time.sleep(0.05)  # until its result is waited for
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        time.sleep(0.1)
+        has_ended.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        list(threads.in_order([slow]))
+    assert has_ended.is_set()

@@ -58,6 +58,8 @@ class Fireworks(Interchange):
             return
         if base is None:
             raise ConfigError(f"version {version.identity!r} is a delta; pass its base")
+        if snapshot.digests.keys() != snapshot.slots.keys():
+            raise FormatError(f"{version.identity}: it changed while it was read; sync again")
         for name, slot in snapshot.slots.items():
             meta, bits = base(name)
             yield meta, _changes(store, snapshot, slot, meta, bits)
@@ -90,7 +92,7 @@ class Fireworks(Interchange):
 def _changes(
     store: Store, snapshot: Snapshot, slot: Slot, meta: TensorMeta, bits: Bits
 ) -> Iterator[Changes | Span]:
-    payload = raw.payload(store, slot)
+    payload = raw.payload(store, slot, meta)
     with placing(f"{slot.key}: tensor {meta.name!r}", meta.name):
         fireworks_snapshot.check_no_pickle(payload, slot.key)
         yield from proved(

@@ -73,11 +73,18 @@ class Grail(Interchange):
         if base is None:
             raise ConfigError(f"version {version.identity!r} is a delta; pass its base")
         info = infos[DELTA_FILE]
+        blocks = grail_codec.peek(store, info).blocks
+        # All, before the file is read and unpacked: no block is larger than its tensor.
+        metas = {block.meta.name: base(block.meta.name)[0] for block in blocks}
+        for block in blocks:
+            sparse.check_base(metas[block.meta.name], block.meta.dtype, block.meta.shape)
+        raw.check_size(info.size_bytes, sum(meta.nbytes for meta in metas.values()), info.key)
         frame = raw.whole(store, info, metadata.sha256(DELTA_FILE), metadata.where)
         where, opened = info.key, grail_codec.File(frame, info.key)
+        if opened.blocks != blocks:
+            raise FormatError(f"{info.key}: it changed while it was read; sync again")
         for block, positions, bits in opened.contents():
-            meta, _ = base(block.meta.name)
-            sparse.check_base(meta, block.meta.dtype, block.meta.shape)
+            meta = metas[block.meta.name]
             yield meta, _placed(where, meta, sparse.changes(meta, positions, bits))
 
     def files(self, store: Store, version: ForeignVersion) -> Mapping[str, bytes]:

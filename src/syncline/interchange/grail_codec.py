@@ -88,7 +88,7 @@ def peek(store: Store, info: ObjectInfo) -> Header:
         text = zstd.beginning(prefix, info.key, _LENGTH_BYTES + header_bytes)[_LENGTH_BYTES:]
         if len(length) == _LENGTH_BYTES and len(text) == header_bytes:
             return _header(text, info.key)
-        if len(prefix) >= info.size_bytes:
+        if len(prefix) < prefix_bytes:  # the end, though it was listed with more
             raise FormatError(
                 f"{info.key}: a header length of 4 bytes and {header_bytes} bytes of header must be there, "
                 f"found {len(length) + len(text)}: the file is cut short"

@@ -12,18 +12,26 @@ from syncline.errors import FormatError, VerifyError
 from syncline.format import companions
 from syncline.format.digest import sha256
 from syncline.interchange.headers import Slot
-from syncline.types import ObjectInfo, Span, unsigned
+from syncline.types import ObjectInfo, Span, TensorMeta, unsigned
 
 PIECE_BYTES = 8 << 20
 """What is read of an object at a time."""
 
+_MOST_TIMES, _MOST_BESIDE_BYTES = 16, 1 << 16
+"""No payload has a use for more: a position of 8 bytes for every byte of a tensor, and as much again."""
 
-def payload(store: Store, slot: Slot) -> bytes:
+
+def payload(store: Store, slot: Slot, meta: TensorMeta) -> bytes:
     """Return all bytes of a slot.
 
+    Args:
+        meta: of the base's tensor that they change.
+
     Raises:
-        FormatError: the object has become shorter since its header was read.
+        FormatError: they are far more than the tensor can use, and were not read; or the object has become
+            shorter since its header was read.
     """
+    check_size(slot.stop - slot.start, meta.nbytes, f"{slot.key}: tensor {meta.name!r}")
     return _get(store, slot.key, slot.start, slot.stop)
 
 
@@ -37,6 +45,20 @@ def spans(store: Store, slot: Slot) -> Iterator[Span]:
     for start in range(slot.start, slot.stop, PIECE_BYTES):
         raw = _get(store, slot.key, start, min(start + PIECE_BYTES, slot.stop))
         yield Span((start - slot.start) // slot.meta.unit_bytes, np.frombuffer(raw, dtype))
+
+
+def check_size(size_bytes: int, weights_bytes: int, where: str) -> None:
+    """Check, before it is read into memory, that a payload is no longer than its weights can use.
+
+    Raises:
+        FormatError: it is.
+    """
+    most_bytes = _MOST_TIMES * weights_bytes + _MOST_BESIDE_BYTES
+    if size_bytes > most_bytes:
+        raise FormatError(
+            f"{where}: what changes {weights_bytes} bytes of weights is at most {most_bytes} bytes, found "
+            f"{size_bytes}"
+        )
 
 
 def check_sha256(store: Store, info: ObjectInfo, expected: str, named_by: str) -> None:
@@ -62,7 +84,7 @@ def whole(store: Store, info: ObjectInfo, expected: str, named_by: str) -> bytes
     Raises:
         VerifyError: they have another one.
     """
-    content = store.get(info.key)
+    content = store.get(info.key, 0, info.size_bytes)
     _check_digest(sha256(content), info.key, expected, named_by)
     return content
 

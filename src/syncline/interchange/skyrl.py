@@ -158,7 +158,7 @@ def _slots(store: Store, infos: Mapping[str, ObjectInfo], manifest: Manifest) ->
 def _changes(
     store: Store, slot: Slot, record: Record, meta: TensorMeta, bits: Bits
 ) -> Iterator[Changes | Span]:
-    payload = raw.payload(store, slot)
+    payload = raw.payload(store, slot, meta)
     with placing(slot.key, meta.name):
         pieces = codecs.get("xor").decode(meta, payload, bits)
         yield from proved(

@@ -143,7 +143,7 @@ def _changes(
     version: ForeignVersion,
     expected: str | None,
 ) -> Iterator[Changes | Span]:
-    payload = raw.payload(store, slot)
+    payload = raw.payload(store, slot, meta)
     with placing(slot.key, meta.name):
         pieces = codecs.get(version.encoding).decode(meta, payload, bits)
         if version.checksum is None or expected is None:

@@ -181,12 +181,12 @@ def _changes(
                 f"{values.meta.count} values cannot be distinct elements of {meta.unit_count}"
             )
         stored = np.frombuffer(
-            raw.payload(store, positions), f"<{_kind(positions)}{positions.meta.unit_bytes}"
+            raw.payload(store, positions, meta), f"<{_kind(positions)}{positions.meta.unit_bytes}"
         )
         where: NDArray[np.int64] = (
             stored.astype(np.int64) if encoding == "raw" else sparse.from_gaps(stored)
         )
-        bits: Bits = np.frombuffer(raw.payload(store, values), unsigned(meta.unit_bytes))
+        bits: Bits = np.frombuffer(raw.payload(store, values, meta), unsigned(meta.unit_bytes))
         yield from sparse.changes(meta, where, bits)
 
 

@@ -115,7 +115,12 @@ class Admission:
             is_free = self._changed.wait_for(
                 lambda: self._is_closed or all(w.accepts(version) for w in self._inside), timeout_s
             )
-            if self._is_closed or not is_free:
+            if self._is_closed:
+                raise TransportTimeoutError(
+                    f"version {version}: the replica is closing, so nobody is told of it any more",
+                    version=version,
+                )
+            if not is_free:
                 raise TransportTimeoutError(
                     f"version {version}: {self._inside.total()} requests that are pinned to other "
                     f"versions did not end in {timeout_s:g} s; the old version is still served",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, HTTPException, Query, Request
@@ -82,12 +82,14 @@ def _router(replicas: Sequence[Replica]) -> APIRouter:
 
     @router.get(CHECK_PATH)
     def weight_version(
+        request: Request,
         exact_version: Annotated[str | None, Query(max_length=255)] = None,
         min_required_version: Annotated[str | None, Query(max_length=255)] = None,
         min_version: Annotated[str | None, Query(max_length=255)] = None,
     ) -> Serves:
         """Would a request with this weight_version be served now? 409 if not."""
         asked = {EXACT: exact_version, MINIMUM: min_required_version, MINIMUM_TOO: min_version}
+        _check_query(request, asked)
         wanted = WeightVersion.parse(asked)
         for replica in replicas:
             refusal = replica.admission.refusal(wanted)
@@ -96,6 +98,16 @@ def _router(replicas: Sequence[Replica]) -> APIRouter:
         return Serves(current_versions=[replica.admission.served for replica in replicas])
 
     return router
+
+
+def _check_query(request: Request, known: Collection[str]) -> None:
+    """Check that a query asks nothing unknown, which would be answered as if it had not been asked."""
+    names = [name for name, _ in request.query_params.multi_items()]
+    for name in names:
+        if name not in known or names.count(name) > 1:
+            raise FormatError(
+                f"query: expected {', '.join(known)}, each at most once, found {name!r:.80}"
+            )
 
 
 def _order(asked: HotLoad) -> Order:

@@ -2,11 +2,14 @@
 
 It needs no framework. A request whose JSON body has `weight_version` is held to it until its answer has
 ended; every other request passes untouched, as do uploads (`multipart/...`), which cannot have the field.
+JSON in UTF-16 or UTF-32 is held to it too.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import time
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
@@ -23,6 +26,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 _ASK_AGAIN_S = 0.01
+_OBJECT = re.compile(rb"[ \t\r\n]*\{")
 
 
 class WeightVersionGate:
@@ -60,10 +64,13 @@ class WeightVersionGate:
         if scope["type"] != "http" or not self._is_guarded(scope):
             await self._app(scope, receive, send)
             return
-        body = await _read_body(receive, self._limit_bytes)
-        if body is None:
+        body, is_whole = await _read_body(receive, self._limit_bytes)
+        if len(body) > self._limit_bytes:
             message = f"the body is longer than {self._limit_bytes} bytes"
             await answer(send, 413, error("RequestTooLarge", message))
+            return
+        if not is_whole:  # the client has gone; the application sees so after what there is
+            await self._app(scope, _replay(body, receive, more_body=True), send)
             return
         try:
             wanted = wanted_version(body)
@@ -112,8 +119,11 @@ def wanted_version(body: bytes) -> WeightVersion:
         >>> wanted_version(b'{"text": "hi", "weight_version": {"exact_version": 7}}')
         WeightVersion(exact=7, minimum=None)
     """
-    # Without the field's name, and without an escape that could spell it, the body cannot have it.
-    if FIELD.encode() not in body and b"\\u" not in body:
+    encoding = json.detect_encoding(body)
+    if encoding != "utf-8":  # hosts that read JSON with Python's own module read these too
+        body = body.decode(encoding, "replace").encode("utf-8", "replace")
+    # Nothing but an object has the field, and none without its name or an escape that could spell it.
+    if not _OBJECT.match(body) or (FIELD.encode() not in body and b"\\u" not in body):
         return WeightVersion()
     document = strict_json.parse(body, "request", limit_bytes=len(body))
     value = document.get(FIELD) if isinstance(document, dict) else None
@@ -134,18 +144,16 @@ async def answer(send: Send, status: int, document: object, **headers: str) -> N
     await send({"type": "http.response.body", "body": body})
 
 
-async def _read_body(receive: Receive, limit_bytes: int) -> bytes | None:
-    """Return the whole body; None if it is too long."""
+async def _read_body(receive: Receive, limit_bytes: int) -> tuple[bytes, bool]:
+    """Return the body, or somewhat more than `limit_bytes` of it, and False if the client has gone midway."""
     body = bytearray()
     while True:
         message = await receive()
         if message["type"] != "http.request":
-            return bytes(body)  # the client has gone; the application will see so itself
+            return bytes(body), False
         body += message.get("body", b"")
-        if len(body) > limit_bytes:
-            return None
-        if not message.get("more_body", False):
-            return bytes(body)
+        if len(body) > limit_bytes or not message.get("more_body", False):
+            return bytes(body), True
 
 
 def _is_multipart(scope: Message) -> bool:
@@ -155,7 +163,7 @@ def _is_multipart(scope: Message) -> bool:
     )
 
 
-def _replay(body: bytes, receive: Receive) -> Receive:
+def _replay(body: bytes, receive: Receive, *, more_body: bool = False) -> Receive:
     """Return a `receive` that hands the body over once more, then what comes after it."""
     is_sent = False
 
@@ -164,6 +172,6 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         if is_sent:
             return await receive()
         is_sent = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        return {"type": "http.request", "body": body, "more_body": more_body}
 
     return replayed

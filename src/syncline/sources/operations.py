@@ -76,6 +76,11 @@ class Bucket:
         for one in list(self._held):
             self._compare(one)
 
+    def drop(self) -> None:
+        """Give up everything that is held, uncompared; what has changed is not known any more."""
+        self._held.clear()
+        self._bytes = 0
+
     def _compare(self, one: WatchedTensor) -> None:
         one.compare(self._held[one])
         del self._held[one]

@@ -237,6 +237,7 @@ class WatchedWeights(WeightSource):
             self._bucket.flush()
         except BaseException:
             self._unseen = dict.fromkeys(self._by_name, "comparing it with its old bits failed")
+            self._bucket.drop()  # older than the version that comes next
             raise
         for one in self._watched:
             one.acknowledge()

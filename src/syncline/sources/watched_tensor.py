@@ -45,6 +45,12 @@ class WatchedTensor:
                 f"{type(tensor).__name__}",
                 tensor=name,
             )
+        if tensor.is_inference():
+            raise LayoutError(
+                f"tensor {name!r}: torch does not count the writes of a tensor that was made in "
+                "inference_mode; make the model outside of it",
+                tensor=name,
+            )
         self.meta = torch_meta(name, tensor)
         self.name = name
         self.tensor = tensor

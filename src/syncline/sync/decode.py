@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
 from functools import partial
 from itertools import chain
 from typing import NamedTuple
@@ -60,14 +61,16 @@ class DeltaDecoder:
         self._is_full = base is None
         self._phases = phases
 
-    def decode(self, payloads: Payloads) -> Iterator[Decoded]:
+    def decode(self, payloads: Payloads) -> Generator[Decoded, None, None]:
         """Yield what every window overwrites, in order; for every tensor something, if only nothing.
 
         Raises:
             CodecError, FormatError: a payload is not one that its encoding makes; says where.
         """
         work = chain.from_iterable(self._work(entry, payload) for entry, payload in payloads)
-        return chain.from_iterable(in_batches(work, self._phases))
+        with closing(in_batches(work, self._phases)) as windows:
+            for decoded in windows:
+                yield from decoded
 
     def _work(
         self, entry: TensorEntry, payload: Buffer
@@ -111,7 +114,7 @@ class DeltaDecoder:
         return Decoded(meta, kept, fingerprint, changed_units(record))
 
 
-def decode_all(payloads: Payloads, phases: Phases) -> Iterator[DecodedSpan]:
+def decode_all(payloads: Payloads, phases: Phases) -> Generator[DecodedSpan, None, None]:
     """Yield the bits of every window of a full version, in order; for every tensor something.
 
     Raises:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 
 from syncline import codecs
 from syncline.abc import Buffer, Observe, WeightSource
@@ -75,8 +76,8 @@ class DeltaWriter:
             self._snapshot.difference, self._encoding_of, self._phases, checksum=self._checksum
         )
         try:
-            with self._puts:
-                for meta, pieces in by_tensor(encoder.encode(source, self._check)):
+            with self._puts, closing(encoder.encode(source, self._check)) as encoded:
+                for meta, pieces in by_tensor(encoded):
                     self.entries[meta.name] = self._tensor(meta, pieces)
                     self._done_bytes += meta.nbytes
                     self._observe(Step("publish.tensor", self._done_bytes, self._base.model_bytes))
@@ -99,6 +100,7 @@ class DeltaWriter:
             self._close_part()
 
     def _close_part(self) -> None:
+        self._puts.finish()  # before the spool is given away: if this raises, `write` closes it
         spool, digests = self._spool, self._digests
         path = names.part_name(self._closed, self._count)
 
@@ -126,7 +128,8 @@ class DeltaWriter:
             self._spool.drop(meta.name)
             encoding = Planes.name
             tensor = (meta, self._snapshot.bits(meta.name))
-            self._spooled(meta, _Found(encode_all([tensor], Planes(), self._phases)))
+            with closing(encode_all([tensor], Planes(), self._phases)) as encoded:
+                self._spooled(meta, _Found(encoded))
         if found.digest is not None:
             self._digests[meta.name] = found.digest
         return TensorEntry(meta, before + found.difference, encoding, self._closed, found.changed)

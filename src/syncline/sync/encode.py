@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -66,7 +66,7 @@ class DeltaEncoder:
 
     def encode(
         self, source: WeightSource, check: Callable[[TensorMeta], None]
-    ) -> Iterator[Encoded]:
+    ) -> Generator[Encoded, None, None]:
         """Yield the slices of every tensor in the order of the source.
 
         Args:
@@ -115,7 +115,7 @@ class DeltaEncoder:
 
 def encode_all(
     tensors: Iterable[tuple[TensorMeta, Bits]], codec: WindowCodec, phases: Phases
-) -> Iterator[Encoded]:
+) -> Generator[Encoded, None, None]:
     """Yield the slices of every tensor, each carrying all its bits."""
 
     def pack(piece: Slice, bits: Bits) -> Encoded:

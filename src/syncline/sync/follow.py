@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Literal, TypeVar
@@ -131,11 +132,12 @@ class Follower:
         with tempfile.SpooledTemporaryFile(_STAGED_IN_MEMORY_BYTES) as file:
             stage = JournalWriter(file)
             done: dict[str, Found] = {}
-            for found in self._decoded(at, base, phases):
-                with phases("stage"):
-                    stage_tensor(found, done, stage)
-                self._changed += found.changed
-                self._reached(found.carried)
+            with closing(self._decoded(at, base, phases)) as decoded:
+                for found in decoded:
+                    with phases("stage"):
+                        stage_tensor(found, done, stage)
+                    self._changed += found.changed
+                    self._reached(found.carried)
             with temporary_file():
                 seal = stage.finish()
             for name, found in done.items():
@@ -148,7 +150,9 @@ class Follower:
                 self._engine.apply(staged, after)
         return after
 
-    def _decoded(self, at: ForeignVersion, base: EngineBase, phases: Phases) -> Iterator[Found]:
+    def _decoded(
+        self, at: ForeignVersion, base: EngineBase, phases: Phases
+    ) -> Generator[Found, None, None]:
         """Yield what a delta changes, tensor by tensor; on the thread pool where the layout allows it."""
 
         def decode(found: Found) -> Found:
@@ -168,7 +172,9 @@ class Follower:
         )
         return self._each(work, phases)
 
-    def _each(self, work: Iterable[tuple[Slice, Callable[[], T]]], phases: Phases) -> Iterator[T]:
+    def _each(
+        self, work: Iterable[tuple[Slice, Callable[[], T]]], phases: Phases
+    ) -> Generator[T, None, None]:
         return in_batches(work, phases) if self._layout.is_concurrent else (do() for _, do in work)
 
     def _table(
@@ -213,8 +219,15 @@ class Follower:
     def _tensors(
         self, at: ForeignVersion, table: dict[str, TensorEntry]
     ) -> Iterator[tuple[TensorMeta, Iterator[Span]]]:
+        """Yield the tensors of the second reading, which are those of the first one, each once."""
+        left = dict(table)
         for meta, spans in self._layout.read(self._store, at, None):
-            yield meta, self._same(at, meta, spans, table)
+            entry = left.pop(meta.name, None)
+            if entry is None or entry.meta != meta:
+                raise _moved(at, meta.name)
+            yield meta, self._same(at, entry, spans)
+        if left:
+            raise _moved(at, min(left))
 
     def _records(self, at: ForeignVersion, table: dict[str, TensorEntry]) -> Iterator[Record]:
         for meta, spans in self._tensors(at, table):
@@ -225,27 +238,26 @@ class Follower:
                     yield record
 
     def _same(
-        self,
-        at: ForeignVersion,
-        meta: TensorMeta,
-        spans: Iterator[Changes | Span],
-        table: dict[str, TensorEntry],
+        self, at: ForeignVersion, entry: TensorEntry, spans: Iterator[Changes | Span]
     ) -> Iterator[Span]:
         """Pass spans on; at the end they were the same as in the first reading."""
-        total = ZERO
+        meta, total = entry.meta, ZERO
         for span in only_spans(meta, spans):
             total += kernels.fingerprint(span.bits, span.start, kernels.seeds(meta.name))
             self._changed += span.bits.size
             yield span
-        entry = table.get(meta.name)
-        if entry is None or entry.fingerprint != total:
-            raise VerifyError(
-                f"version {at.identity!r}: tensor {meta.name!r} changed while it was read; nothing was "
-                "written; sync again once its publisher has finished",
-                tensor=meta.name,
-            )
+        if entry.fingerprint != total:
+            raise _moved(at, meta.name)
         self._reached(meta.name)
 
     def _reached(self, name: str) -> None:
         self._done_bytes += self._sizes.get(name, 0)
         self._observe(Step("pull.tensor_decoded", self._done_bytes, self._total_bytes))
+
+
+def _moved(at: ForeignVersion, name: str) -> VerifyError:
+    return VerifyError(
+        f"version {at.identity!r}: tensor {name!r} changed while it was read; nothing was written; sync "
+        "again once its publisher has finished",
+        tensor=name,
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
@@ -82,16 +83,23 @@ class FullWriter:
 
         with Background() as puts:
             for i, group in enumerate(groups):
-                puts.run(partial(put, i, self._spooled(group)))
+                spool = self._spooled(group)
+                try:
+                    puts.finish()
+                except BaseException:
+                    spool.close()
+                    raise
+                puts.run(partial(put, i, spool))
         return parts
 
     def _spooled(self, group: list[TensorMeta]) -> part_format.Spool:
         spool = part_format.Spool(self._memory_bytes)
         tensors = ((meta, self._snapshot.bits(meta.name)) for meta in group)
         try:
-            for meta, pieces in by_tensor(encode_all(tensors, self._codec, self._phases)):
-                with self._phases("spool"):
-                    spool.add(meta.name, (chunk for piece in pieces for chunk in piece.chunks))
+            with closing(encode_all(tensors, self._codec, self._phases)) as encoded:
+                for meta, pieces in by_tensor(encoded):
+                    with self._phases("spool"):
+                        spool.add(meta.name, (chunk for piece in pieces for chunk in piece.chunks))
         except BaseException:
             spool.close()
             raise

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from functools import partial
 
 from syncline import threads
@@ -52,61 +53,71 @@ class Pull:
         metas = self._engine.tensors()
         if not metas:
             files = fetch_files(self._store, manifest, self._fetched, self._phases)
-            with self._phases("apply"):
-                self._engine.create(at, self._tensors(manifest), files)
+            with self._phases("apply"), closing(self._tensors(manifest)) as tensors:
+                self._engine.create(at, tensors, files)
         else:
             check_layout(metas, manifest)
             base = None
             if held is not None and manifest.kind == "delta":
                 base = held.manifest
                 check_link(manifest, base)
-            with self._phases("apply"):
-                self._engine.apply(self._records(manifest, base), at)
+            with self._phases("apply"), closing(self._records(manifest, base)) as records:
+                self._engine.apply(records, at)
         self.applied.append(manifest.version)
 
-    def _payloads(self, manifest: Manifest) -> Iterator[tuple[TensorEntry, Buffer]]:
+    def _payloads(self, manifest: Manifest) -> Generator[tuple[TensorEntry, Buffer], None, None]:
         """Yield every tensor's payload; the next part is fetched while this one is used."""
 
         def fetch(part: PartEntry) -> Buffer:
             return fetched(self._store, manifest, part, self._fetched, self._phases)
 
-        parts = threads.one_ahead(partial(fetch, part) for part in manifest.parts)
-        for index, buffer in enumerate(parts):
-            self._observe(Step("pull.part_fetched", self.done_bytes, self._total_bytes))
-            for name, payload in part_format.load(buffer, manifest, index).items():
-                yield manifest.by_name[name], payload
+        fetches = (partial(fetch, part) for part in manifest.parts)
+        with closing(threads.one_ahead(fetches)) as parts:
+            for index, buffer in enumerate(parts):
+                self._observe(Step("pull.part_fetched", self.done_bytes, self._total_bytes))
+                for name, payload in part_format.load(buffer, manifest, index).items():
+                    yield manifest.by_name[name], payload
 
     def _fetched(self, nbytes: int) -> None:
         self.done_bytes += nbytes
         self._observe(Step("pull.fetching", self.done_bytes, self._total_bytes))
 
-    def _records(self, manifest: Manifest, base: Manifest | None) -> Iterator[Record]:
+    def _records(self, manifest: Manifest, base: Manifest | None) -> Generator[Record, None, None]:
         """Yield what to overwrite; raise before the end if the result would not be the manifest's."""
         decoder = DeltaDecoder(self._engine.view, base, self._phases)
-        for meta, pieces in by_tensor(decoder.decode(self._payloads(manifest))):
-            entry = manifest.by_name[meta.name]
-            total = ZERO if base is None else base.by_name[meta.name].fingerprint
-            changed = 0
-            for piece in pieces:
-                if piece.record is not None:
-                    yield piece.record
-                total += piece.fingerprint
-                changed += piece.changed
-            self.changed += changed
-            if base is not None and changed != entry.changed:
-                raise FormatError(
-                    f"tensor {meta.name!r}: the manifest announces {entry.changed} changed units, "
-                    f"its payload changes {changed}",
-                    tensor=meta.name,
-                )
-            _check_fingerprint(entry, total)
-            self._observe(Step("pull.tensor_decoded", self.done_bytes, self._total_bytes))
+        with (
+            closing(self._payloads(manifest)) as payloads,
+            closing(decoder.decode(payloads)) as decoded,
+        ):
+            for meta, pieces in by_tensor(decoded):
+                entry = manifest.by_name[meta.name]
+                total = ZERO if base is None else base.by_name[meta.name].fingerprint
+                changed = 0
+                for piece in pieces:
+                    if piece.record is not None:
+                        yield piece.record
+                    total += piece.fingerprint
+                    changed += piece.changed
+                self.changed += changed
+                if base is not None and changed != entry.changed:
+                    raise FormatError(
+                        f"tensor {meta.name!r}: the manifest announces {entry.changed} changed units, "
+                        f"its payload changes {changed}",
+                        tensor=meta.name,
+                    )
+                _check_fingerprint(entry, total)
+                self._observe(Step("pull.tensor_decoded", self.done_bytes, self._total_bytes))
 
-    def _tensors(self, manifest: Manifest) -> Iterator[tuple[TensorMeta, Iterator[Span]]]:
+    def _tensors(
+        self, manifest: Manifest
+    ) -> Generator[tuple[TensorMeta, Iterator[Span]], None, None]:
         """Yield the tensors of a full version, each proved at the end of its spans."""
-        pieces = decode_all(self._payloads(manifest), self._phases)
-        for meta, spans in by_tensor(pieces):
-            yield meta, self._spans(manifest.by_name[meta.name], spans)
+        with (
+            closing(self._payloads(manifest)) as payloads,
+            closing(decode_all(payloads, self._phases)) as pieces,
+        ):
+            for meta, spans in by_tensor(pieces):
+                yield meta, self._spans(manifest.by_name[meta.name], spans)
 
     def _spans(self, entry: TensorEntry, pieces: Iterator[DecodedSpan]) -> Iterator[Span]:
         total = ZERO

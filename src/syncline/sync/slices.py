@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
 from itertools import groupby
 from typing import NamedTuple, Protocol, TypeVar
@@ -55,10 +55,13 @@ def whole(meta: TensorMeta) -> Slice:
     return Slice(meta, range(meta.unit_count))
 
 
-def in_batches(work: Iterable[tuple[Slice, Callable[[], T]]], phases: Phases) -> Iterator[T]:
+def in_batches(
+    work: Iterable[tuple[Slice, Callable[[], T]]], phases: Phases
+) -> Generator[T, None, None]:
     """Do the work on the thread pool, about `BATCH_BYTES` of weights a job, and yield results in order.
 
-    Memory: the results of a few batches. Raises as `threads.in_order`.
+    Memory: the results of a few batches. Raises as `threads.in_order`. Who may stop early closes it: an
+    error keeps the frames that it passed, and with them a generator that nobody closes, at work.
     """
     results = threads.in_order(_jobs(work))
     try:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import struct
+import tracemalloc
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,9 @@ from syncline.errors import (
     SynclineError,
     VerifyError,
 )
-from syncline.stores import FilesystemStore
+from syncline.interchange import grail_codec
+from syncline.stores import FilesystemStore, MemoryStore
+from syncline.types import ObjectInfo
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "layouts"
 EMBED = "model.embed.weight"
@@ -295,6 +300,15 @@ def test_grail_header_that_is_longer_than_what_is_read_first(tmp_path, monkeypat
     Case("grail-v3", tmp_path).read_all()
 
 
+def test_grail_file_that_is_cut_after_it_was_listed_ends_the_reading():
+    """Its header is looked for in what there is, not in what there was."""
+    content = (GOLDEN / "grail-v2" / grail(130, "DELTA", "delta_sparse.bin.zst")).read_bytes()
+    store = MemoryStore()
+    store.put("cut", [content[:12]])
+    with pytest.raises((CodecError, FormatError), match="cut"):
+        grail_codec.peek(store, ObjectInfo("cut", len(content)))
+
+
 def test_grail_bomb_is_refused_before_it_is_unpacked(case):
     """A frame of a gigabyte of zeros: its header says that nothing is in it."""
     broken = case("grail-v2")
@@ -304,6 +318,26 @@ def test_grail_bomb_is_refused_before_it_is_unpacked(case):
     pieces += [packer.compress(bytes(1 << 24)) for _ in range(64)]
     relist(broken, b"".join([*pieces, packer.flush()]))
     broken.refused(FormatError, "the header describes 0 bytes", "the frame holds 1073741824")
+
+
+@pytest.mark.parametrize("name", ["nobody's", EMBED])
+def test_grail_block_that_is_larger_than_the_base_has_it_is_not_unpacked(case, name):
+    """A gigabyte of zeros in a few kilobytes, said to be the changes of a tensor of this size."""
+    broken, count = case("grail-v2"), 1 << 27
+    block = {"name": name, "shape": [count], "num_nonzero": count, "value_dtype": "float32"}
+    block |= {"indices_offset": 0, "indices_size": 4 * count}
+    block |= {"values_offset": 4 * count, "values_size": 4 * count}
+    text = json.dumps({"version": 2, "tensors": [block]}).encode()
+    packer = zstandard.ZstdCompressor(level=1).compressobj(size=4 + len(text) + 8 * count)
+    pieces = [packer.compress(struct.pack("<I", len(text)) + text)]
+    pieces += [packer.compress(bytes(1 << 24)) for _ in range(8 * count >> 24)]
+    relist(broken, b"".join([*pieces, packer.flush()]))
+    tracemalloc.start()
+    try:
+        broken.refused(LayoutError, name)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 26
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("steps", [(3, 0), (-1,), (1 << 30,)])
@@ -620,6 +654,66 @@ def test_fireworks_zlib_payloads(case, compress, words):
 
     broken.edit_tensors(ARC_PART, edit)
     broken.refused(CodecError, ARC_PART, EMBED, words)
+
+
+def lengthen(broken: Case, path: str, name: str) -> int:
+    """Put 128 MiB of nothing behind the payload that lies last in a file; return its length then."""
+    file = broken.root / path
+    content = file.read_bytes()
+    size = struct.unpack("<Q", content[:8])[0]
+    header = json.loads(content[8 : 8 + size])
+    end = max(row["data_offsets"][1] for key, row in header.items() if key != "__metadata__")
+    assert header[name]["data_offsets"][1] == end
+    header[name]["data_offsets"][1] += 1 << 27
+    header[name]["shape"][0] += 1 << 27
+    text = json.dumps(header).encode()
+    file.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + size :])
+    os.truncate(file, 8 + len(text) + end + (1 << 27))
+    return header[name]["shape"][0]
+
+
+def last_of(broken: Case, path: str) -> str:
+    content = (broken.root / path).read_bytes()
+    header = json.loads(content[8 : 8 + struct.unpack("<Q", content[:8])[0]])
+    header.pop("__metadata__", None)
+    return max(header, key=lambda name: header[name]["data_offsets"])
+
+
+@pytest.mark.parametrize("name", ["fireworks-arc_v1", "fireworks-arc_v2", "skyrl", "grail-v3"])
+def test_a_payload_that_no_tensor_has_a_use_for_is_not_read_into_memory(case, name):
+    """Files with holes cost whoever makes them nothing."""
+    broken = case(name)
+    if name == "grail-v3":
+        os.truncate(broken.root / grail(130, "DELTA", "delta_sparse.bin.zst"), 1 << 27)
+    elif name == "skyrl":
+        key = last_of(broken, PAYLOAD)
+        nbytes = lengthen(broken, PAYLOAD, key)
+
+        def edit(document):
+            row = next(row for row in document["tensors"] if row["payload_key"] == key)
+            document["total_compressed_num_bytes"] += nbytes - row["compressed_num_bytes"]
+            row["compressed_num_bytes"] = nbytes
+
+        broken.edit_json(MANIFEST, edit)
+    else:
+        lengthen(broken, ARC_PART, last_of(broken, ARC_PART))
+    tracemalloc.start()
+    try:
+        broken.refused(FormatError, "of weights is at most")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 26
+    finally:
+        tracemalloc.stop()
+
+
+def test_fireworks_delta_that_became_weights_after_it_was_listed(case):
+    broken = case("fireworks-arc_v2")
+    store, layout = FilesystemStore(broken.root), interchange.get("fireworks")
+    delta = next(at for at in layout.versions(store) if at.identity == "snap-9")
+    for part in (broken.root / "snap-9").glob("*.safetensors"):
+        shutil.copy(broken.root / "snap-8" / part.name, part)
+    delta = replace(delta, objects=tuple(store.list("snap-9/")))  # files of the same sizes
+    with pytest.raises(FormatError, match="snap-9: it changed while it was read"):
+        apply(layout, store, delta, load(broken.expected / "snap-8.safetensors"))
 
 
 def test_fireworks_request_of_another_encoding(case):

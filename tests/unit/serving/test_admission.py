@@ -92,7 +92,7 @@ def test_hosts_with_threads_are_inside_for_a_block(admission: Admission) -> None
 def test_closing_ends_the_wait(admission: Admission) -> None:
     assert admission.try_enter(SEVEN) is True
     threading.Timer(0.05, admission.close).start()
-    with pytest.raises(TransportTimeoutError):
+    with pytest.raises(TransportTimeoutError, match="version 8: the replica is closing"):
         admission.let_pass(8, 60)
 
 

@@ -226,3 +226,39 @@ def test_bodies_of_any_bytes(body: bytes) -> None:
         assert wanted_version(body).is_any
     except FormatError:
         assert b"\\u" in body or b"weight_version" in body
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-32-be"])
+def test_a_body_in_any_encoding_that_a_host_reads_is_held_to_the_field(encoding: str) -> None:
+    body = json.dumps(PINNED).encode(encoding)
+    assert json.loads(body) == PINNED
+    assert wanted_version(body) == WeightVersion(exact=7)
+
+
+@pytest.mark.parametrize("start", [b"\x89PNG", b"\xff\xfe", b"\x00\x00", b"[", b""])
+def test_bytes_that_are_no_object_pass_whatever_is_in_them(start: bytes) -> None:
+    assert wanted_version(start + b"\\u0077 weight_version \xff\x00").is_any
+
+
+def test_a_client_that_goes_midway_is_never_taken_for_one_that_sent_all() -> None:
+    async def go() -> None:
+        seen: list[Any] = []
+        messages = [
+            {"type": "http.request", "body": b"half", "more_body": True},
+            {"type": "http.disconnect"},
+            {"type": "http.disconnect"},
+        ]
+
+        async def receive() -> Any:
+            return messages.pop(0)
+
+        async def host(_scope: Any, receive: Any, _send: Any) -> None:
+            seen.extend([await receive(), await receive()])
+
+        gate = WeightVersionGate(host, admission=served(7))
+        scope = {"type": "http", "method": "POST", "path": "/generate", "headers": []}
+        await gate(scope, receive, host)
+        assert [one.get("more_body") for one in seen] == [True, None]
+        assert seen[1]["type"] == "http.disconnect"
+
+    asyncio.run(go())

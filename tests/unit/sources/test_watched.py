@@ -13,6 +13,7 @@ from syncline import MemoryEngine, MemoryStore, Publisher, Receiver, watch
 from syncline.errors import BaseVersionError, ConfigError, LayoutError
 from syncline.sources import WatchedWeights
 from syncline.sources.operations import Bucket
+from syncline.sources.watched_tensor import WatchedTensor
 from syncline.types import WINDOW_UNITS
 
 torch = pytest.importorskip("torch")
@@ -187,6 +188,35 @@ def test_a_comparison_that_fails_makes_deltas_refused(monkeypatch: pytest.Monkey
     run.step()
     assert run.publisher.publish(run.weights).kind == "delta"
     run.assert_engine_is_the_same()
+
+
+@pytest.mark.parametrize("compare", ["operations", "step"])
+def test_what_was_held_when_a_comparison_failed_is_no_base_after_a_full_version(
+    compare: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(compare=compare)
+    run.step()
+    run.publisher.publish(run.weights)
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(WatchedTensor, "compare", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run.step()
+    run.publisher.publish(run.weights, full=True)
+    run.step()
+    assert run.publisher.publish(run.weights).kind == "delta"
+    run.assert_engine_is_the_same()
+
+
+def test_a_model_made_in_inference_mode_is_refused() -> None:
+    with torch.inference_mode():
+        model = small_model()
+    optimizer = torch.optim.SGD(small_model().parameters(), lr=1e-2)
+    with pytest.raises(LayoutError, match="torch does not count the writes"):
+        watch(optimizer, model)
 
 
 def test_units_that_come_back_are_no_changes() -> None:

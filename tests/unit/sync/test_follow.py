@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from slime_oracle import assert_holds, engine_of, model, reader, stepped, write_chain, write_full
 from syncline import MemoryEngine
 from syncline.abc import ignore
 from syncline.engines.memory import MemoryEngine as Engine
-from syncline.errors import FormatError, TornUpdateError
+from syncline.errors import FormatError, TornUpdateError, VerifyError
 from syncline.interchange.slime import Slime
 from syncline.sync import follow
 from syncline.sync.follow import Follower
@@ -35,6 +37,26 @@ class Twice(Slime):
     def read(self, store, version, base):
         yield from super().read(store, version, base)
         yield next(super().read(store, version, base))
+
+
+class Changing(Slime):
+    """A layout whose directory is rewritten after it was read once: a tensor goes, comes, or is another."""
+
+    def __init__(self, how):
+        self.how, self.readings = how, 0
+
+    def read(self, store, version, base):
+        self.readings += 1
+        found = list(super().read(store, version, base))
+        if self.readings == 2:
+            meta, pieces = found.pop()
+            if self.how == "renamed":
+                found.append((replace(meta, name="other"), pieces))
+            if self.how == "reshaped":
+                found.append((replace(meta, shape=(1, *meta.shape)), pieces))
+            if self.how == "repeated":
+                found += [(meta, pieces), next(super().read(store, version, base))]
+        yield from found
 
 
 @pytest.fixture
@@ -121,3 +143,18 @@ def test_a_long_run_is_not_read_again_at_every_sync(tmp_path, states):
     reads.clear()
     following.sync()
     assert {key.split("/")[0] for key in reads} == {"weight_v000002", "HEAD.json"}
+
+
+@pytest.mark.parametrize("has_weights", [True, False])
+@pytest.mark.parametrize("how", ["lost", "renamed", "reshaped", "repeated"])
+def test_a_full_version_with_other_tensors_at_the_second_reading(
+    tmp_path, states, how, has_weights
+):
+    write_full(tmp_path / "run", "weight_v000007", states[1])
+    engine = engine_of(states[0]) if has_weights else MemoryEngine()
+    with pytest.raises(VerifyError, match="changed while it was read"):
+        follower(tmp_path / "run", engine, Changing(how)).sync()
+    assert engine.held() is None
+    assert_holds(engine, states[0] if has_weights else {})
+    follower(tmp_path / "run", engine).sync()
+    assert_holds(engine, states[1])

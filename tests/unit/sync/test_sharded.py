@@ -20,11 +20,14 @@ from syncline.errors import (
     BaseVersionError,
     ConfigError,
     CoverageError,
+    EndpointError,
     FormatError,
     LayoutError,
     OutcomeUnknownError,
     PlanDisagreementError,
     StoreError,
+    SynclineError,
+    TransportError,
     TransportTimeoutError,
     VerifyError,
     VersionConflictError,
@@ -328,6 +331,37 @@ def test_a_rank_that_fails_fails_all_and_nothing_is_committed(rank: int) -> None
     run.assert_serves(1, before)
     all_well(run.publish())
     run.assert_serves(2, run.tensors)
+
+
+@pytest.mark.parametrize("error", [EndpointError("busy", status=503), StoreError("busy")])
+def test_every_kind_of_error_reaches_the_other_ranks(error: SynclineError) -> None:
+    ranks = Ranks.threads(3, timeout_s=5.0)
+
+    def fail() -> bytes:
+        raise error
+
+    found = on_all(
+        3, lambda rank: ranks[rank].together(fail if rank == 1 else bytes, lambda _: b"")
+    )
+    for one in found:
+        assert isinstance(one, TransportError)
+        assert "busy" in str(one)
+
+
+def test_a_leader_that_cannot_clean_up_still_answers() -> None:
+    ranks = Ranks.threads(3, timeout_s=5.0)
+
+    def refuse(_: list[bytes]) -> bytes:
+        raise StoreError("no room")
+
+    def clean() -> None:
+        raise RuntimeError("the observer")
+
+    leader, *others = on_all(3, lambda rank: ranks[rank].together(bytes, refuse, on_failure=clean))
+    assert isinstance(leader, RuntimeError)
+    for one in others:
+        assert isinstance(one, StoreError)
+        assert "no room" in str(one)
 
 
 def test_a_missing_rank_is_named_in_time() -> None:

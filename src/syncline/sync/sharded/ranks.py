@@ -192,8 +192,12 @@ class Ranks:
         except OutcomeUnknownError as error:
             kind, answer = _UNKNOWN, _told(error)
         except Exception as error:  # noqa: BLE001 - told to every rank, this one too, and raised there
-            on_failure()
             kind, answer = _FAILED, _told(error)
+            try:
+                on_failure()
+            except BaseException:
+                self._answer_all(kind, answer)  # else they would wait, and not know
+                raise
         except BaseException as error:
             self._answer_all(_UNKNOWN, _told(error))
             raise
@@ -297,6 +301,8 @@ class Ranks:
         if kind == _UNKNOWN:
             raise OutcomeUnknownError(text)
         found = getattr(errors, name, None)
+        if found is errors.EndpointError:  # cannot be made of a text alone
+            found = errors.TransportError
         is_ours = isinstance(found, type) and issubclass(found, SynclineError)
         raise (found if is_ours and found is not None else SynclineError)(text)
 
