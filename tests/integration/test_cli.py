@@ -13,23 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from syncline.cli import main
-
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def run(*arguments: object) -> tuple[int, str, str]:
-        status = 0
-        try:
-            main([str(argument) for argument in arguments])
-        except SystemExit as stop:
-            status = int(stop.code or 0)
-        out, err = capsys.readouterr()
-        return status, out, err
-
-    return run
 
 
 def checkpoint(directory: Path, value: float) -> Path:

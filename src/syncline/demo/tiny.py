@@ -18,15 +18,17 @@ LESSONS = 120
 LESSON_RATE = 3e-3
 
 
-def write_tiny(target: Path, seed: int) -> None:
-    """Write a BF16 checkpoint of about 10**5 parameters and its tokenizer to `target`."""
+def write_tiny(
+    target: Path, seed: int, *, hidden_size: int = 64, intermediate_size: int = 128
+) -> None:
+    """Write a BF16 checkpoint of about 10**5 parameters, taught sums, and its tokenizer to `target`."""
     import torch
 
     tokenizer = make_tokenizer()
     config = transformers().LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,

@@ -1,8 +1,9 @@
-"""A digest that costs little: enough to tell that a version was rewritten under the same identity."""
+"""What a listing tells: which objects lie together, and a cheap digest that shows when they were rewritten."""
 
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Iterable
 
 from syncline.abc import Store
@@ -29,3 +30,13 @@ def digest(store: Store, objects: Iterable[ObjectInfo]) -> str:
             if start > 0:
                 total.update(store.get(info.key, start, start + _STRIP_BYTES))
     return total.hexdigest()
+
+
+def by_directory(objects: Iterable[ObjectInfo]) -> dict[str, list[ObjectInfo]]:
+    """Return the objects that lie in directories right below the store, by the directory's name."""
+    found: dict[str, list[ObjectInfo]] = defaultdict(list)
+    for info in objects:
+        directory, _, name = info.key.partition("/")
+        if name and "/" not in name:
+            found[directory].append(info)
+    return found

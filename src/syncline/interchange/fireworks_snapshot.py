@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ from syncline.abc import Store
 from syncline.errors import FormatError
 from syncline.format import names, strict_json
 from syncline.interchange import chain, headers
-from syncline.interchange.evidence import digest
+from syncline.interchange.evidence import by_directory, digest
 from syncline.types import ObjectInfo
 from syncline.version import ForeignTensor, ForeignVersion
 
@@ -206,14 +205,9 @@ def _check_complete(version: ForeignVersion, base: ForeignVersion | None) -> Non
 
 
 def _directories(objects: Iterable[ObjectInfo]) -> dict[str, list[ObjectInfo]]:
-    found: dict[str, list[ObjectInfo]] = defaultdict(list)
-    for info in objects:
-        directory, _, name = info.key.partition("/")
-        if name and "/" not in name:
-            found[directory].append(info)
     return {
         directory: infos
-        for directory, infos in found.items()
+        for directory, infos in by_directory(objects).items()
         if any(info.key.endswith(names.PART_SUFFIX) for info in infos)
     }
 

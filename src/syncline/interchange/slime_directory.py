@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ from syncline.errors import FormatError
 from syncline.format import checksum as checksums
 from syncline.format import names
 from syncline.interchange import headers, slime_index
-from syncline.interchange.evidence import digest
+from syncline.interchange.evidence import by_directory, digest
 from syncline.types import ObjectInfo
 from syncline.version import ForeignTensor, ForeignVersion
 
@@ -54,14 +53,9 @@ class Directory:
 
 def group(objects: Iterable[ObjectInfo]) -> dict[str, list[ObjectInfo]]:
     """Return the objects of every directory right below the store that has an index, by its name."""
-    found: dict[str, list[ObjectInfo]] = defaultdict(list)
-    for info in objects:
-        directory, _, name = info.key.partition("/")
-        if name and "/" not in name:
-            found[directory].append(info)
     return {
         directory: infos
-        for directory, infos in found.items()
+        for directory, infos in by_directory(objects).items()
         if any(info.key == f"{directory}/{names.INDEX}" for info in infos)
     }
 

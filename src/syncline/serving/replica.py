@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from types import TracebackType
 from typing import Literal, Self
 
 from syncline.abc import Engine, Store
@@ -107,12 +106,7 @@ class Replica:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def start(self) -> None:

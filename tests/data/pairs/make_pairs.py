@@ -11,50 +11,24 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-import torch
 from safetensors.torch import save_file
 
 from syncline.demo.config import DemoConfig
 from syncline.demo.engine import TransformersEngine
 from syncline.demo.identity import live_tensors
 from syncline.demo.loop import Loop
-from syncline.demo.models import limit_threads, transformers
-from syncline.demo.tiny import make_tokenizer, teach
+from syncline.demo.tiny import write_tiny
 
 SEED = 7
 WARM_UP_STEPS = 24
 SAVED = {0: "old", 1: "one_step_later", 8: "eight_steps_later"}
 
 
-def write_model(target: Path) -> None:
-    """Write a model of 146,000 BF16 weights that has been taught sums."""
-    tokenizer = make_tokenizer()
-    config = transformers().LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=80,
-        intermediate_size=208,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    torch.manual_seed(SEED)
-    model = transformers().AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    limit_threads(model)
-    teach(model, tokenizer)
-    model.to(torch.bfloat16).save_pretrained(target)
-    tokenizer.save_pretrained(target)
-
-
 def main() -> None:
     """Train, and write what `SAVED` names."""
     with tempfile.TemporaryDirectory() as scratch:
         model, store = Path(scratch) / "model", str(Path(scratch) / "store")
-        write_model(model)
+        write_tiny(model, SEED, hidden_size=80, intermediate_size=208)  # 146,000 weights
         config = DemoConfig(model=model, learning_rate=1e-6, seed=SEED)
         engine = TransformersEngine(model, store)
         loop = Loop(config, model, store, engine)
