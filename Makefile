@@ -5,9 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 CROSS := .venvs/cross
 ORACLES := .venvs/oracles
+VLLM := .venvs/vllm
 NATIVE := CMakeLists.txt $(shell find native -name '*.cc' -o -name '*.h')
 
-.PHONY: setup cross-env oracles demo test test-long test-gpu lint type test-native bench golden clean
+.PHONY: setup cross-env oracles vllm-env demo test test-long test-gpu lint type test-native bench golden clean
 
 setup: $(VENV)/.installed
 
@@ -23,6 +24,12 @@ cross-env: $(CROSS)/.made-from
 
 $(CROSS)/.made-from: $(VENV)/.installed scripts/cross_env.sh tests/cross/imports.txt tests/cross/packages.txt
 	scripts/cross_env.sh $(BIN)/python $(CROSS)
+
+# vLLM on a CPU, in an environment of its own; it sees the packages of $(VENV).
+vllm-env: $(VLLM)/.made-from
+
+$(VLLM)/.made-from: $(VENV)/.installed scripts/vllm_env.sh
+	scripts/vllm_env.sh $(BIN)/python $(VLLM)
 
 demo: setup
 	$(BIN)/syncline demo
@@ -66,4 +73,4 @@ golden: setup
 	$(BIN)/python scripts/make_golden.py
 
 clean:
-	rm -rf $(VENV) $(CROSS) $(ORACLES) build demo-run .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CROSS) $(ORACLES) $(VLLM) build demo-run .pytest_cache .mypy_cache .ruff_cache .hypothesis
