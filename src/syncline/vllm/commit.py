@@ -154,11 +154,10 @@ def _take_back(control: Control, old_label: str, step_s: float, error: BaseExcep
 def _wait_staged(control: Control, version: int, options: CommitOptions) -> Answers:
     until_s = time.monotonic() + options.stage_timeout_s
     while True:
-        statuses = _checked(
-            "stage", control.call("syncline_status", timeout_s=options.step_timeout_s)
-        )
+        statuses = control.call("syncline_status", timeout_s=options.step_timeout_s)
+        # A worker that failed is reported when the others have ended, so that all can stage again.
         if all(status.get("stage") != "staging" for status in statuses):
-            return statuses
+            return _checked("stage", statuses)
         if time.monotonic() > until_s:
             raise TransportTimeoutError(
                 f"version {version} was not staged in {options.stage_timeout_s:.3g} s; nothing was changed",
