@@ -157,7 +157,7 @@ def _wait_staged(control: Control, version: int, options: CommitOptions) -> Answ
         statuses = control.call("syncline_status", timeout_s=options.step_timeout_s)
         # A worker that failed is reported when the others have ended, so that all can stage again.
         if all(status.get("stage") != "staging" for status in statuses):
-            return _checked("stage", statuses)
+            return _checked("stage", _checked("stage", statuses), "stage_error")
         if time.monotonic() > until_s:
             raise TransportTimeoutError(
                 f"version {version} was not staged in {options.stage_timeout_s:.3g} s; nothing was changed",
@@ -170,13 +170,13 @@ def _is_there(status: Mapping[str, Any], version: int) -> bool:
     return status.get("version") == version and not status.get("is_torn")
 
 
-def _checked(step: str, answers: Answers) -> Answers:
+def _checked(step: str, answers: Answers, member: str = "error") -> Answers:
     """Return the answers of all workers if none of them is an error.
 
     Raises:
         TornUpdateError, CommitError: with the first worker's words, and how many failed.
     """
-    faults = [str(answer["error"]) for answer in answers if answer.get("error") is not None]
+    faults = [str(answer[member]) for answer in answers if answer.get(member) is not None]
     if not faults:
         return answers
     more = "" if len(faults) == 1 else f" ({len(faults)} of {len(answers)} workers say so)"

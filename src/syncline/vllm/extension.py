@@ -25,8 +25,8 @@ _log = logging.getLogger(__name__)
 class SynclineWorker:
     """Mixed into a vLLM worker; every name begins with `syncline_`.
 
-    All arguments are strings, and every answer has `error`: None, or what went wrong in one sentence. The
-    other members are those of `Session.status`.
+    All arguments are strings, and every answer has `error`: None, or how the call failed, in one sentence. The
+    other members are those of `Session.status`; `stage_error` is what became of staging.
     """
 
     def syncline_open(self, store: str) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def _answer(worker: Any, do: Callable[[Session], object]) -> dict[str, Any]:
         is_ours = isinstance(failure, SynclineError)
         _log.error("syncline: %s", failure, exc_info=None if is_ours else failure)
         error = f"{type(failure).__name__}: {failure}"
-    return {**status, "error": status.get("error") if error is None else error}
+    return {**status, "error": error}
 
 
 def session_of(worker: Any) -> Session:

@@ -201,7 +201,7 @@ class Session:
             "staged": None if self._staged is None else self._staged.version,
             "is_applied": self._is_applied,
             "is_torn": self._is_torn,
-            "error": None if error is None else f"{type(error).__name__}: {error}",
+            "stage_error": None if error is None else f"{type(error).__name__}: {error}",
         }
 
     def _is_staging(self) -> bool:
