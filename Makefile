@@ -6,10 +6,11 @@ BIN := $(VENV)/bin
 CROSS := .venvs/cross
 ORACLES := .venvs/oracles
 VLLM := .venvs/vllm
+SGLANG := .venvs/sglang
 PEERS := .venvs/peers
 NATIVE := CMakeLists.txt $(shell find native -name '*.cc' -o -name '*.h')
 
-.PHONY: setup cross-env oracles vllm-env peers-env demo test test-long test-gpu lint type test-native bench golden clean
+.PHONY: setup cross-env oracles vllm-env sglang-env peers-env demo test test-long test-gpu lint type test-native bench golden clean
 
 setup: $(VENV)/.installed
 
@@ -31,6 +32,12 @@ vllm-env: $(VLLM)/.made-from
 
 $(VLLM)/.made-from: $(VENV)/.installed scripts/vllm_env.sh
 	scripts/vllm_env.sh $(BIN)/python $(VLLM)
+
+# SGLang on a CPU, likewise.
+sglang-env: $(SGLANG)/.made-from
+
+$(SGLANG)/.made-from: $(VENV)/.installed scripts/sglang_env.sh $(wildcard scripts/sglang_cpu/*.py)
+	scripts/sglang_env.sh $(BIN)/python $(SGLANG)
 
 # Mooncake and NIXL, in an environment of their own; it sees the packages of $(VENV).
 peers-env: $(PEERS)/.made-from
@@ -80,4 +87,4 @@ golden: setup
 	$(BIN)/python scripts/make_golden.py
 
 clean:
-	rm -rf $(VENV) $(CROSS) $(ORACLES) $(VLLM) $(PEERS) build demo-run .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CROSS) $(ORACLES) $(VLLM) $(SGLANG) $(PEERS) build demo-run .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""The seams: seven interfaces that a user may implement, each with at most five methods.
+"""The seams: eight interfaces that a user may implement, each with at most five methods.
 
 Every live seam has a public in-memory implementation, and one contract suite in `tests/contracts/` that runs
 over all implementations. Arguments are validated by the caller of a seam; what a seam promises is in
@@ -21,8 +21,10 @@ from syncline.types import (
     Changes,
     DeviceBits,
     ObjectInfo,
+    Probe,
     Read,
     Record,
+    Scores,
     Span,
     Step,
     TensorMeta,
@@ -384,3 +386,29 @@ class Interchange(ABC):
     def files(self, store: Store, version: ForeignVersion) -> Mapping[str, bytes]:
         """Return a full version's further files (config, tokenizer) by name; none by default."""
         return {}
+
+
+class Scorer(ABC):
+    """Says how probable a model finds given texts: the trainer's model, or the one that an engine serves.
+
+    Attributes:
+        name: what it is, in a few words, for reports.
+    """
+
+    name: str
+
+    @abstractmethod
+    def score(self, probes: Sequence[Probe], top: int) -> list[Scores]:
+        """Return the scores of every probe, in order, by the weights that the model holds now.
+
+        The scores are of these very tokens: a scorer that is told of other ones, of fewer, or of
+        none for a place raises. What the model itself computed wrong (NaN) is returned as it is.
+
+        Args:
+            top: how many of the most probable tokens to return at each place, from 0.
+
+        Raises:
+            FormatError: the answer does not have the tokens that were asked for.
+            ConfigError: a probe is longer than the model takes, or has a token that it does not have.
+            TransportError: the engine cannot be reached, refused, or did not answer in time.
+        """

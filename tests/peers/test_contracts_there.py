@@ -27,9 +27,10 @@ def test_the_environment_is_the_one_that_is_asked_for():
 
 @pytest.mark.parametrize("kind", ["mooncake", "nixl"])
 def test_the_contract_holds(kind):
+    python = ENVIRONMENT / "bin" / "python"
+    options = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-rs")
     done = subprocess.run(
-        [ENVIRONMENT / "bin" / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rs"]
-        + ["-k", kind, ROOT / "tests" / "contracts" / "test_peer_contract.py"],
+        [python, *options, "-k", kind, ROOT / "tests" / "contracts" / "test_peer_contract.py"],
         capture_output=True,
         text=True,
         timeout=240,
