@@ -28,6 +28,7 @@ LEVELS = {
     "codecs": 3,
     "stores": 3,
     "channels": 3,
+    "peers": 3,
     "engines": 3,
     "commit": 3,
     "hotload": 3,
