@@ -28,6 +28,7 @@ LEVELS = {
     "codecs": 3,
     "stores": 3,
     "channels": 3,
+    "peers": 3,
     "engines": 3,
     "commit": 3,
     "hotload": 3,
@@ -40,6 +41,7 @@ LEVELS = {
     "cli": 5,
     "serving": 5,
     "demo": 5,
+    "vllm": 5,
     "": 5,
 }
 SIDEWAYS = {
@@ -59,6 +61,7 @@ SIDEWAYS = {
     ("cli", "demo"),
     ("cli", "bench"),
     ("cli", "serving"),
+    ("cli", "vllm"),
 }
 
 

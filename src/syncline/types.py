@@ -219,6 +219,23 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
+class Read:
+    """One stretch of a peer's memory to be read: where it lies there, and where it belongs here.
+
+    Attributes:
+        region, offset: the peer's registered region, and the first byte in it.
+        into, place: the region on this side, and the first byte in it.
+        nbytes: how much; 0 is allowed and reads nothing.
+    """
+
+    region: str
+    offset: int
+    into: str
+    place: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class ObjectInfo:
     """One object in a store: its key and its size."""
 
