@@ -93,7 +93,7 @@ def logprob(value: Any, where: str) -> float:
         number = float(value)
     except OverflowError:
         refuse(where, "a log-probability", f"{value!r:.80}")
-    return number if number > CLAMPED else float("-inf")
+    return float("-inf") if number <= CLAMPED else number
 
 
 CLAMPED = -9999.0
