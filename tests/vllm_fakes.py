@@ -57,7 +57,13 @@ class ArrayWeights:
         }
         self.fault: Callable[[str], None] = lambda step: None
 
-    def write(self, copy: HostCopy) -> None:
+    def prepare(self, copy: HostCopy) -> None:
+        pass
+
+    def write(self, copy: HostCopy, *, everything: bool = False) -> None:
+        if everything:
+            self.live = {name: copy.view(name).copy() for name in self.live}
+            return
         try:
             self._put(copy, "write")
         except Exception:

@@ -30,7 +30,10 @@ class DenseWeights:
         self._model_config = model_config
         self._is_first = workers.rank == 0
 
-    def write(self, copy: HostCopy) -> None:
+    def prepare(self, copy: HostCopy) -> None:
+        """Do nothing."""
+
+    def write(self, copy: HostCopy, *, everything: bool = False) -> None:
         """Load every tensor of the copy; see `LiveWeights.write`."""
         try:
             self._load(copy, copy.view)

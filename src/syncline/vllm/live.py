@@ -11,8 +11,17 @@ from syncline.vllm.copy import HostCopy
 class LiveWeights(Protocol):
     """The weights of one worker of a running engine."""
 
-    def write(self, copy: HostCopy) -> None:
+    def prepare(self, copy: HostCopy) -> None:
+        """Do what can be done for `write` while the engine generates; reads live weights, writes none.
+
+        Called in another thread than the rest, after every staging; what an earlier call prepared is void.
+        """
+
+    def write(self, copy: HostCopy, *, everything: bool = False) -> None:
         """Make the live weights hold what the copy holds; they differ by `copy.pending` alone.
+
+        Args:
+            everything: they may differ anywhere, after an update that was torn.
 
         Raises:
             TornUpdateError: it failed, and so did putting the old bits back.

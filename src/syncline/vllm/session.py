@@ -14,7 +14,6 @@ from typing import Any
 
 from syncline.abc import Store, WeightSource
 from syncline.errors import (
-    BaseVersionError,
     CommitError,
     ConfigError,
     SynclineError,
@@ -135,7 +134,7 @@ class Session:
         try:
             staged = self.wait_staged(0)
             target = staged.sha256
-            self._write(staged)
+            self._write()
             share = self.weights.fingerprint(self._require_copy())
         except Exception as failure:  # noqa: BLE001 - all workers hear of it, and undo
             error = failure
@@ -210,23 +209,22 @@ class Session:
     def _stage(self, store: Store, version: int | None, *, repair: bool) -> HeldVersion:
         if self._copy is None:
             self._copy = HostCopy(self._base())
-        return self._copy.follow(store, version, repair=repair)
+        held = self._copy.follow(store, version, repair=repair)
+        if held is None:
+            raise CommitError("the copy lost its version while it was staged; stage it again")
+        self.weights.prepare(self._copy)
+        return held
 
     def _require_copy(self) -> HostCopy:
         if self._copy is None:
             raise ConfigError("no version is staged: stage one, and wait until it is")
         return self._copy
 
-    def _write(self, staged: HeldVersion) -> None:
+    def _write(self) -> None:
         if self._is_applied:
             raise ConfigError("a version was applied and not finished: finish or undo it first")
-        if self._held is not None and staged.manifest.run_id != self._held.manifest.run_id:
-            raise BaseVersionError(
-                f"this worker follows run {self._held.manifest.run_id}, the staged version is of run "
-                f"{staged.manifest.run_id}; start the engine anew for another run"
-            )
         if self._require_copy().pending or self._is_torn:
-            self.weights.write(self._require_copy())
+            self.weights.write(self._require_copy(), everything=self._is_torn)
 
     def _verdict(self, answers: Sequence[Said]) -> Exception | None:
         """Return why the workers did not all take one version and hold its bits; None if they did."""
