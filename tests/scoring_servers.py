@@ -100,12 +100,14 @@ def serving(
     fake: FakeVllm | FakeSglang,
     spoil: Callable[[Answer], object] = lambda answer: None,
     raw: bytes | None = None,
+    workers: list[Answer] | None = None,
 ) -> Iterator[str]:
     """Run a fake server and yield its URL.
 
     Args:
         spoil: changes an answer before it is sent.
         raw: sent in place of every answer.
+        workers: what Syncline's workers in a vLLM answer; None: it has none.
     """
 
     class Handler(BaseHTTPRequestHandler):
@@ -116,15 +118,20 @@ def serving(
 
         def do_POST(self) -> None:
             asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            assert self.path == fake.route
             status = 200
             try:
+                if self.path == "/collective_rpc" and workers is not None:
+                    return self.send(200, json.dumps({"results": workers}).encode())
+                if self.path != fake.route:
+                    return self.send(404, b'{"detail": "Not Found"}')
                 with np.errstate(all="ignore"):
                     answer = fake.answer(asked)
                 spoil(answer)
             except ConfigError as error:
                 status, answer = 400, {"error": {"message": str(error), "code": 400}}
-            body = json.dumps(answer).encode() if raw is None else raw
+            return self.send(status, json.dumps(answer).encode() if raw is None else raw)
+
+        def send(self, status: int, body: bytes) -> None:
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
