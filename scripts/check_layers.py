@@ -38,6 +38,7 @@ LEVELS = {
     "cli": 5,
     "serving": 5,
     "demo": 5,
+    "sglang": 5,
     "": 5,
 }
 SIDEWAYS = {
@@ -53,6 +54,7 @@ SIDEWAYS = {
     ("cli", "demo"),
     ("cli", "bench"),
     ("cli", "serving"),
+    ("cli", "sglang"),
 }
 
 
