@@ -7,9 +7,10 @@ CROSS := .venvs/cross
 ORACLES := .venvs/oracles
 VLLM := .venvs/vllm
 SGLANG := .venvs/sglang
+PEERS := .venvs/peers
 NATIVE := CMakeLists.txt $(shell find native -name '*.cc' -o -name '*.h')
 
-.PHONY: setup cross-env oracles vllm-env sglang-env demo test test-long test-gpu lint type test-native bench golden clean
+.PHONY: setup cross-env oracles vllm-env sglang-env peers-env demo test test-long test-gpu lint type test-native bench golden clean
 
 setup: $(VENV)/.installed
 
@@ -38,6 +39,12 @@ sglang-env: $(SGLANG)/.made-from
 $(SGLANG)/.made-from: $(VENV)/.installed scripts/sglang_env.sh $(wildcard scripts/sglang_cpu/*.py)
 	scripts/sglang_env.sh $(BIN)/python $(SGLANG)
 
+# Mooncake and NIXL, in an environment of their own; it sees the packages of $(VENV).
+peers-env: $(PEERS)/.made-from
+
+$(PEERS)/.made-from: $(VENV)/.installed scripts/peers_env.sh tests/peers/packages.txt
+	scripts/peers_env.sh $(BIN)/python $(PEERS)
+
 demo: setup
 	$(BIN)/syncline demo
 
@@ -53,7 +60,7 @@ test-native: setup
 	scripts/test_native_sanitized.sh
 	scripts/test_native_fuzz.sh
 
-test: lint type test-native cross-env
+test: lint type test-native cross-env peers-env
 	$(BIN)/pytest
 
 # Made anew when its list changes; what is in it must not meet what is in the other environment.
@@ -65,7 +72,7 @@ $(ORACLES)/.installed: tests/oracles/requirements.txt
 
 oracles: $(ORACLES)/.installed
 
-test-long: setup cross-env oracles
+test-long: setup cross-env peers-env oracles
 	scripts/test_native_fuzz.sh 120
 	HYPOTHESIS_PROFILE=long $(BIN)/pytest -m "not gpu"
 
@@ -80,4 +87,4 @@ golden: setup
 	$(BIN)/python scripts/make_golden.py
 
 clean:
-	rm -rf $(VENV) $(CROSS) $(ORACLES) $(VLLM) $(SGLANG) build demo-run .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CROSS) $(ORACLES) $(VLLM) $(SGLANG) $(PEERS) build demo-run .pytest_cache .mypy_cache .ruff_cache .hypothesis

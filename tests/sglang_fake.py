@@ -12,11 +12,11 @@ import json
 import pickletools
 import socket
 import threading
-from contextlib import suppress
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors.torch import load_file
@@ -174,10 +174,10 @@ class FakeSglang:
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,))
         self._thread.start()
 
-    def __enter__(self) -> FakeSglang:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -252,7 +252,7 @@ class FakeSglang:
                 "model_path": self.model_path,
                 "weight_version": self.labels["tokenizer"],
             },
-            "/openapi.json": lambda _: {"paths": dict.fromkeys(self.rules["routes"], {})},
+            "/openapi.json": lambda _: {"paths": {route: {} for route in self.rules["routes"]}},
             "/pause_generation": self._pause,
             "/continue_generation": self._continue,
             "/flush_cache": self._flush,

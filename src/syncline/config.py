@@ -43,6 +43,15 @@ def secret(variable: str) -> str:
     return value
 
 
+def is_untested_vllm_allowed() -> bool:
+    """Tell whether `SYNCLINE_VLLM_UNTESTED` is 1: a vLLM that Syncline was never run with may be followed.
+
+    Raises:
+        ConfigError: the variable is neither 0 nor 1.
+    """
+    return _choice("SYNCLINE_VLLM_UNTESTED", ("0", "1")) == "1"
+
+
 def is_untested_sglang_allowed() -> bool:
     """Tell whether `SYNCLINE_SGLANG_UNTESTED` is 1: an SGLang that Syncline was never run with may be followed.
 

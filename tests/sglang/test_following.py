@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sglang_tiny as tiny
 import torch
 from safetensors.torch import load_file
-from sglang_fake import VERSIONS, FakeSglang, FusedModel
 
+import sglang_tiny as tiny
 import syncline
+from sglang_fake import VERSIONS, FakeSglang, FusedModel
 from syncline.engines import CheckpointDir
 from syncline.errors import (
     CommitError,
@@ -322,10 +322,10 @@ def test_a_killed_follower_leaves_an_open_session_and_the_next_one_starts_anew(
             raise KilledError
 
     dying = scene.another(reached=killed)
-    commit_take_back = "syncline.sglang.commit.Commit._take_back"
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(KilledError):
-        patch.setattr(commit_take_back, lambda *_: None)
-        dying.sync()
+    with pytest.MonkeyPatch.context() as patch:  # a process that is gone takes nothing back
+        patch.setattr("syncline.sglang.commit.Commit._take_back", lambda *_: None)
+        with pytest.raises(KilledError):
+            dying.sync()
     assert scene.fake.session is not None and scene.fake.is_paused
     assert scene.fake.label == "1"
     heir = scene.another()
