@@ -42,6 +42,8 @@ LEVELS = {
     "hosts": 5,
     "serving": 5,
     "demo": 5,
+    "sglang": 5,
+    "vllm": 5,
     "": 5,
 }
 SIDEWAYS = {
@@ -61,6 +63,8 @@ SIDEWAYS = {
     ("cli", "demo"),
     ("cli", "bench"),
     ("cli", "serving"),
+    ("cli", "sglang"),
+    ("cli", "vllm"),
 }
 
 

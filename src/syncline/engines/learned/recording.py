@@ -163,6 +163,8 @@ class Notes:
     def copy(self, target: Any, source: Tracked) -> None:
         """Note a copy of a followed tensor into memory."""
         names = source.names
+        if not target.numel():
+            return
         memory = self.memories.of(target)
         if memory is None:
             self.lose(names, "its loader copies it to memory that is not the model's")
