@@ -95,7 +95,10 @@ class VllmEngine(RolloutEngine):
                 "stop_token_ids": self._stops(request.stop),
                 "seed": request.seed,
                 # All of these are said, since a checkpoint may bring other defaults along.
-                "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0,
+                "temperature": 1.0,
+                "top_p": 1.0,
+                "top_k": 0,
+                "min_p": 0.0,
                 "return_token_ids": True,
             },
         )
