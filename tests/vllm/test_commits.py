@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
@@ -89,7 +90,7 @@ def test_vllms_own_lifecycle_drives_the_engine(server, trainer, follow):
     ):
         assert server.post(path, body)[0] == 200
     while server.rpc("syncline_status")[0]["stage"] == "staging":
-        pass
+        time.sleep(0.05)
     for path, body in (
         ("/pause?mode=keep", None),
         ("/update_weights", {"update_info": {"version": version, "phase": "apply"}}),
