@@ -5,12 +5,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 CROSS := .venvs/cross
 ORACLES := .venvs/oracles
+BRIDGE := .venvs/bridge
 VLLM := .venvs/vllm
 SGLANG := .venvs/sglang
 PEERS := .venvs/peers
 NATIVE := CMakeLists.txt $(shell find native -name '*.cc' -o -name '*.h')
 
-.PHONY: setup cross-env oracles vllm-env sglang-env peers-env demo test test-long test-gpu lint type test-native bench golden clean
+.PHONY: setup cross-env oracles vllm-env sglang-env peers-env shards demo test test-long test-gpu lint type test-native bench golden clean
 
 setup: $(VENV)/.installed
 
@@ -70,7 +71,15 @@ $(ORACLES)/.installed: tests/oracles/requirements.txt
 	$(ORACLES)/bin/python -m pip install --quiet -r $<
 	touch $@
 
-oracles: $(ORACLES)/.installed
+# megatron-bridge and a newer megatron-core, which must not meet those either; it sees the packages of $(VENV).
+$(BRIDGE)/.made-from: $(VENV)/.installed scripts/bridge_env.sh
+	scripts/bridge_env.sh $(BIN)/python $(BRIDGE)
+
+oracles: $(ORACLES)/.installed $(BRIDGE)/.made-from
+
+# Raw shards of Megatron as the tests read them, made anew; minutes.
+shards: oracles
+	$(ORACLES)/bin/python tests/oracles/make_shards.py shards
 
 test-long: setup cross-env peers-env oracles
 	scripts/test_native_fuzz.sh 120
@@ -87,4 +96,4 @@ golden: setup
 	$(BIN)/python scripts/make_golden.py
 
 clean:
-	rm -rf $(VENV) $(CROSS) $(ORACLES) $(VLLM) $(SGLANG) $(PEERS) build demo-run .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CROSS) $(ORACLES) $(BRIDGE) $(VLLM) $(SGLANG) $(PEERS) build demo-run .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -41,6 +41,7 @@ LEVELS = {
     "cli": 5,
     "serving": 5,
     "demo": 5,
+    "sglang": 5,
     "vllm": 5,
     "": 5,
 }
@@ -61,6 +62,7 @@ SIDEWAYS = {
     ("cli", "demo"),
     ("cli", "bench"),
     ("cli", "serving"),
+    ("cli", "sglang"),
     ("cli", "vllm"),
 }
 

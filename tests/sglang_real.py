@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 START_S = 300.0
-_SOURCE = Path(__file__).resolve().parents[2] / "src"
+_SOURCE = Path(__file__).resolve().parents[1] / "src"
 
 
 class SglangServer:
