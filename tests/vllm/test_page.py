@@ -62,23 +62,23 @@ def test_the_page(tmp_path, monkeypatch, background):
                 background(
                     line.replace("syncline", f"{shlex.quote(sys.executable)} -m syncline.cli", 1)
                 )
-                wait_for(lambda: is_ready(follower, 1))
-            elif "hot_load" in line:
                 wait_for(lambda: is_ready(follower, 2))
+            elif "hot_load" in line:
+                wait_for(lambda: is_ready(follower, 3))
                 shown.append(asked(line))
             else:
                 shown.append(asked(line))
     status, metrics, info, *lifecycle = shown
     assert json.loads(status)["replicas"][0]["readiness"] is True
-    assert 'syncline_version{replica="0"} 2' in metrics
+    assert 'syncline_version{replica="0"} 3' in metrics
     assert 'syncline_ready{replica="0"} 1' in metrics
     assert re.search(r'syncline_pause_seconds\{replica="0"\} 0\.\d', metrics)
-    assert json.loads(info) == {"weight_version": "2"}
+    assert json.loads(info) == {"weight_version": "3"}
     assert len(lifecycle) == 5
     assert None not in lifecycle
     log = (tmp_path / "page.log").read_text()
-    assert "version 1 is in place" in log
     assert "version 2 is in place" in log
+    assert "version 3 is in place" in log
 
 
 def is_ready(follower: str, version: int) -> bool:
