@@ -127,6 +127,7 @@ def test_a_worker_that_hangs_is_reported_and_recovers(server, trainer, follow, u
     server.post("/resume")
 
 
+@pytest.mark.slow
 def test_a_vllm_that_is_killed_during_apply_catches_up_after_its_restart(
     server, trainer, follow, control, tmp_path
 ):

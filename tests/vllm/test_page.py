@@ -42,6 +42,7 @@ def background(tmp_path):
         yield run
 
 
+@pytest.mark.slow
 def test_the_page(tmp_path, monkeypatch, background):
     monkeypatch.chdir(tmp_path)
     vllm, follower = (f"127.0.0.1:{free_port()}" for _ in range(2))
