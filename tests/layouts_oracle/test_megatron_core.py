@@ -25,7 +25,7 @@ from syncline.types import Bits
 ROOT = Path(__file__).resolve().parents[2]
 TORCHRUN = ROOT / ".venvs" / "oracles" / "bin" / "torchrun"
 RANKS = ROOT / "tests" / "oracles" / "megatron_ranks.py"
-WAIT_S = 300
+WAIT_S = 900
 
 BASE = {
     "dtype": "float32",

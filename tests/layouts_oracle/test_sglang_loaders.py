@@ -76,7 +76,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "q_lora_rank": 48,
         "qk_nope_head_dim": 24,
         "qk_rope_head_dim": 16,
-        "rope_scaling": None,
+        # On a CPU, SGLang builds this family with scaled positions only.
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": 1.0,
+            "original_max_position_embeddings": 128,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
         "routed_scaling_factor": 2.5,
         "scoring_func": "sigmoid",
         "topk_group": 1,

@@ -23,7 +23,7 @@ import on_cpu
 import torch
 import torch.distributed as dist
 
-WAIT_S = 300
+WAIT_S = 900
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
