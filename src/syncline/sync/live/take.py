@@ -67,6 +67,7 @@ class Taker:
         self._observe = observe
         self._channel: Channel | None = None
         self._generation = 0
+        self._is_decided = False
         self.kind: Kind | None = None
         self.changed = 0
         self.wire_bytes = 0
@@ -111,7 +112,10 @@ class Taker:
             self._vote(error, is_own=False)  # raises if the trainer is gone
         except Exception as error:
             with suppress(TransportError):  # what happened here is what is to be raised
-                self._vote(error, is_own=True)
+                if self._is_decided:
+                    self._send(messages.DONE, {"error": _text(error)})
+                else:
+                    self._vote(error, is_own=True)
             raise
         try:
             _obey(self._hear((messages.VERDICT,)))
@@ -123,6 +127,7 @@ class Taker:
 
     def _take(self, offer: Message, *, repair: bool) -> HeldVersion:
         self._generation = offer.generation
+        self._is_decided = False
         at = _offered(offer)
         held = None if repair else self._engine.held()
         if held is not None and held.manifest.run_id != at.manifest.run_id:
@@ -189,7 +194,8 @@ class Taker:
         if self._verify == "full":
             with self._phases("verify"):
                 verify_engine(self._engine, at.manifest)
-        self._send(messages.DONE, {"error": None})
+        with suppress(TransportError):  # the version is in; the next call finds out who is gone
+            self._send(messages.DONE, {"error": None})
         self._observe(Step("take.done"))
 
     def _records(
@@ -227,6 +233,7 @@ class Taker:
         self._observe(Step("take.voted"))
         with self._phases("wait"):
             _obey(self._hear((messages.VERDICT,)))
+        self._is_decided = True
 
     def _vote(self, error: Exception, *, is_own: bool) -> None:
         text = (
@@ -258,6 +265,10 @@ class _ToldError(SynclineError):
     def __init__(self, cause: CommitError) -> None:
         super().__init__(str(cause))
         self.cause = cause
+
+
+def _text(error: Exception) -> str:
+    return str(error) if isinstance(error, SynclineError) else f"{type(error).__name__}: {error}"
 
 
 def _obey(verdict: Message) -> None:
