@@ -196,10 +196,12 @@ class Outlet(ABC):
     Class attributes:
         name: what reports call the transport.
         kinds: what may travel on it; a `delta` only where it saves something.
+        bucket_bytes: how long buckets are where nobody says otherwise.
     """
 
     name: ClassVar[str]
     kinds: ClassVar[tuple[Kind, ...]]
+    bucket_bytes: ClassVar[int]
 
     @abstractmethod
     def members(self) -> Mapping[str, Channel]:

@@ -61,6 +61,7 @@ class CollectiveOutlet(Outlet):
 
     name: ClassVar[str] = "collective"
     kinds: ClassVar[tuple[Kind, ...]] = ("full", "delta")
+    bucket_bytes: ClassVar[int] = 16 << 20
 
     def __init__(
         self,

@@ -42,6 +42,7 @@ class MemoryOutlet(Outlet):
 
     name: ClassVar[str] = "memory"
     kinds: ClassVar[tuple[Kind, ...]] = ("full", "delta")
+    bucket_bytes: ClassVar[int] = 1 << 20
 
     def __init__(self) -> None:
         self._changed = threading.Lock()

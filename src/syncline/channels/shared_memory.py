@@ -115,6 +115,8 @@ class SharedMemoryOutlet(Outlet):
 
     name: ClassVar[str] = "shared-memory"
     kinds: ClassVar[tuple[Kind, ...]] = ("full",)
+    bucket_bytes: ClassVar[int] = 2 << 20
+    """Both buffers stay in the cache between the two copies; see benchmarks/colocated.py."""
 
     def __init__(self, path: str, *, timeout_s: float = 60.0, device: int | None = None) -> None:
         self._lobby = Lobby(path, self.name, timeout_s)

@@ -51,6 +51,7 @@ class PublisherOptions:
         live_kind: of a publisher with a live path: `auto` sends an engine the delta if it holds the base,
             else all weights; `full` or `delta`: that alone.
         bucket_bytes: longest piece in which a version travels on it; two of them are held on either side.
+            None: what suits the transport.
         live_timeout_s: the longest that the trainer waits there for an engine to answer, to release a
             bucket, or to decode and commit what came.
     """
@@ -69,7 +70,7 @@ class PublisherOptions:
     notify_token_env: str | None = None
     notify_timeout_s: float = 10.0
     live_kind: Literal["auto", "full", "delta"] = "auto"
-    bucket_bytes: int = 16 << 20
+    bucket_bytes: int | None = None
     live_timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
@@ -120,7 +121,8 @@ class PublisherOptions:
             raise ConfigError(
                 f"live_kind: expected 'auto', 'full' or 'delta', found {self.live_kind!r}"
             )
-        check_bucket_bytes(self.bucket_bytes)
+        if self.bucket_bytes is not None:
+            check_bucket_bytes(self.bucket_bytes)
         if not self.live_timeout_s > 0:
             raise ConfigError(f"live_timeout_s must be above 0, found {self.live_timeout_s}")
 

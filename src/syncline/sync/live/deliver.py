@@ -66,7 +66,7 @@ class Courier:
 
     Args:
         kind: `auto`: a delta to who holds its base, else full; or only one of them.
-        bucket_bytes: longest bucket.
+        bucket_bytes: longest bucket; None: what suits the transport.
         timeout_s: the longest that the trainer waits for an engine to answer, to release a bucket, or to
             decode and commit what came.
 
@@ -75,14 +75,20 @@ class Courier:
     """
 
     def __init__(
-        self, outlet: Outlet, *, kind: str, bucket_bytes: int, timeout_s: float, observe: Observe
+        self,
+        outlet: Outlet,
+        *,
+        kind: str,
+        bucket_bytes: int | None,
+        timeout_s: float,
+        observe: Observe,
     ) -> None:
         if kind != "auto" and kind not in outlet.kinds:
             reason = _REASONS.get(outlet.name, "the transport does not carry it")
             raise ConfigError(f"live_kind: {kind!r} over {outlet.name}: {reason}")
         self._outlet = outlet
         self._kinds = [name for name in _KINDS if name in outlet.kinds and kind in ("auto", name)]
-        self._bucket_bytes = bucket_bytes
+        self._bucket_bytes = outlet.bucket_bytes if bucket_bytes is None else bucket_bytes
         self._timeout_s = timeout_s
         self._observe = observe
         self._generation = 0
