@@ -51,6 +51,40 @@ Outcome gather(const unsigned char* source, std::size_t source_count, const std:
   });
 }
 
+Outcome compare(const unsigned char* source, std::size_t source_count, const std::uint32_t* offsets,
+                const unsigned char* bits, std::size_t count, unsigned unit_bytes) noexcept {
+  const Outcome outcome = check_range(offsets, count, source_count);
+  if (outcome.status != Status::ok) return outcome;
+  return with_width(unit_bytes, [&](auto width) {
+    constexpr std::size_t W = width();
+    constexpr std::size_t kBlock = 64;  // without a branch inside, so that loads need not wait for each other
+    for (std::size_t begin = 0; begin < count; begin += kBlock) {
+      const std::size_t end = count - begin < kBlock ? count : begin + kBlock;
+      bool differs = false;
+      for (std::size_t i = begin; i < end; ++i) {
+        if (count - i > kAhead) __builtin_prefetch(source + offsets[i + kAhead] * W);
+        differs |= load<Unit<W>>(bits + i * W) != load<Unit<W>>(source + offsets[i] * W);
+      }
+      for (std::size_t i = begin; differs && i < end; ++i) {
+        if (load<Unit<W>>(bits + i * W) != load<Unit<W>>(source + offsets[i] * W)) return Outcome{Status::differs, i};
+      }
+    }
+    return outcome;
+  });
+}
+
+Outcome check_ascending(const std::uint32_t* offsets, std::size_t count, std::uint64_t limit) noexcept {
+  bool falls = false;
+  for (std::size_t i = 1; i < count; ++i) falls |= offsets[i] <= offsets[i - 1];
+  if (!falls && (count == 0 || offsets[count - 1] < limit)) return {Status::ok, count};
+  for (std::size_t i = 0; i < count; ++i) {
+    if (offsets[i] >= limit) return {Status::out_of_range, i};
+  }
+  std::size_t first = 1;
+  while (offsets[first] > offsets[first - 1]) ++first;
+  return {Status::not_ascending, first};
+}
+
 Lanes fingerprint_change(const std::uint32_t* offsets, const unsigned char* old_bits, const unsigned char* new_bits,
                          std::size_t count, unsigned unit_bytes, std::uint64_t start, Lanes seeds) noexcept {
   return with_width(unit_bytes, [&](auto width) {

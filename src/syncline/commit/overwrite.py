@@ -6,12 +6,12 @@ fails the old bits are put back. Only if that fails too is the update torn.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Protocol
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing
+from functools import partial
+from typing import Protocol, TypeVar
 
-import numpy as np
-
-from syncline import kernels
+from syncline import kernels, threads
 from syncline.abc import Observe, ignore
 from syncline.commit.recorded import Recorded
 from syncline.errors import CommitError, LayoutError, SynclineError, TornUpdateError, VerifyError
@@ -20,10 +20,23 @@ from syncline.types import Bits, Record, Step, TensorMeta, unsigned
 STEPS = ("apply.record_written", "apply.flushed", "apply.verified")
 
 _IN_MEMORY_BYTES = 1 << 26
+_BATCH_BYTES = 1 << 18
+"""New bits that one job writes, unless a single record has more."""
+
+T = TypeVar("T")
 
 
 class Target(Protocol):
-    """Weights that can be read and overwritten at the places of a record."""
+    """Weights that can be read and overwritten at the places of a record.
+
+    Attributes:
+        is_concurrent: different records may be read and written at the same time, on any thread.
+    """
+
+    is_concurrent: bool
+
+    def first_difference(self, record: Record, bits: Bits) -> int | None:
+        """Return the index of the first of the record's places where other bits than these stand."""
 
     def read(self, record: Record) -> Bits:
         """Return the bits that stand at the record's places, in their order."""
@@ -60,7 +73,7 @@ def record_all(
     """
     for record in records:
         check(record, metas)
-        _compare(record, target.read(record), record.old_bits, "before the update")
+        _compare(target, record, record.old_bits, "before the update")
         writer.add(record)
 
 
@@ -104,11 +117,10 @@ def overwrite(journal: Iterable[Record], target: Target, observe: Observe = igno
     Raises:
         VerifyError: what was read back is not what was written.
     """
-    _write(((record, record.new_bits) for record in journal), target, observe)
+    _write(journal, _new_bits, target, observe)
     target.flush()
     observe(Step("apply.flushed"))
-    for record in journal:
-        _compare(record, target.read(record), record.new_bits, "after writing")
+    _check(journal, _new_bits, target, "after writing")
     observe(Step("apply.verified"))
 
 
@@ -118,10 +130,9 @@ def restore(journal: Iterable[Record], target: Target) -> None:
     Raises:
         VerifyError: what was read back is not what was written.
     """
-    _write(((record, record.old_bits) for record in journal), target, ignore)
+    _write(journal, _old_bits, target, ignore)
     target.flush()
-    for record in journal:
-        _compare(record, target.read(record), record.old_bits, "after undoing")
+    _check(journal, _old_bits, target, "after undoing")
 
 
 def attempt(do: Callable[[], None], undo: Callable[[], None]) -> None:
@@ -187,21 +198,77 @@ def _undo(undo: Callable[[], None], error: BaseException) -> None:
         ) from second
 
 
-def _write(pairs: Iterator[tuple[Record, Bits]], target: Target, observe: Observe) -> None:
-    done_bytes = 0
-    for record, bits in pairs:
+def _new_bits(record: Record) -> Bits:
+    return record.new_bits
+
+
+def _old_bits(record: Record) -> Bits:
+    return record.old_bits
+
+
+def _write(
+    journal: Iterable[Record], bits_of: Callable[[Record], Bits], target: Target, observe: Observe
+) -> None:
+    def write(record: Record) -> int:
+        bits = bits_of(record)
         target.write(record, bits)
-        done_bytes += bits.nbytes
-        observe(Step("apply.record_written", done_bytes))
+        return bits.nbytes
+
+    done_bytes = 0
+    with closing(_each(journal, write, target)) as written:
+        for nbytes in written:
+            done_bytes += nbytes
+            observe(Step("apply.record_written", done_bytes))
 
 
-def _compare(record: Record, found: Bits, expected: Bits, when: str) -> None:
-    if np.array_equal(found, expected):
+def _check(
+    journal: Iterable[Record], bits_of: Callable[[Record], Bits], target: Target, when: str
+) -> None:
+    def check_one(record: Record) -> None:
+        _compare(target, record, bits_of(record), when)
+
+    with closing(_each(journal, check_one, target)) as checked:
+        for _ in checked:
+            pass
+
+
+def _each(
+    journal: Iterable[Record], do: Callable[[Record], T], target: Target
+) -> Generator[T, None, None]:
+    """Do something with every record, on the thread pool if the target allows that; yield in order."""
+    if not target.is_concurrent:
+        yield from map(do, journal)
         return
-    at = int(np.flatnonzero(found != expected)[0])
+    jobs = (partial(_all, do, records) for records in _batches(journal))
+    with closing(threads.in_order(jobs)) as results:
+        for batch in results:
+            yield from batch
+
+
+def _all(do: Callable[[Record], T], records: list[Record]) -> list[T]:
+    return [do(record) for record in records]
+
+
+def _batches(journal: Iterable[Record]) -> Iterator[list[Record]]:
+    batch: list[Record] = []
+    batch_bytes = 0
+    for record in journal:
+        batch.append(record)
+        batch_bytes += record.new_bits.nbytes
+        if batch_bytes >= _BATCH_BYTES:
+            yield batch
+            batch, batch_bytes = [], 0
+    if batch:
+        yield batch
+
+
+def _compare(target: Target, record: Record, expected: Bits, when: str) -> None:
+    at = target.first_difference(record, expected)
+    if at is None:
+        return
     place = record.start + (at if record.offsets is None else int(record.offsets[at]))
     raise VerifyError(
         f"tensor {record.name!r}: {when}, unit {place} must be {int(expected[at]):#x}, found "
-        f"{int(found[at]):#x}; something else changed the weights, or the memory is faulty",
+        f"{int(target.read(record)[at]):#x}; something else changed the weights, or the memory is faulty",
         tensor=record.name,
     )
