@@ -26,7 +26,7 @@ namespace {
 using namespace syncline;
 
 // Also what the changes add to the fingerprint of a tensor in which unit 0 is unit `start`, if there are seeds.
-nb::tuple diff_(nb::handle old_bits, nb::handle new_bits, std::size_t begin, unsigned unit_bytes, bool refresh,
+nb::tuple find_changes_(nb::handle old_bits, nb::handle new_bits, std::size_t begin, unsigned unit_bytes, bool refresh,
                 nb::handle offsets, nb::handle changed_old, nb::handle changed_new, std::size_t room,
                 std::uint64_t start, std::optional<std::pair<std::uint64_t, std::uint64_t>> seeds) {
   const View old_view(old_bits, refresh);
@@ -279,7 +279,7 @@ bool select_isa_(const std::string& name) {
 
 NB_MODULE(_native, m) {
   m.doc() = "Kernels in C++; call them through syncline.kernels, which checks arguments.";
-  m.def("diff", &diff_);
+  m.def("find_changes", &find_changes_);
   m.def("scatter", &scatter_);
   m.def("gather", &gather_);
   m.def("compare", &compare_);

@@ -61,24 +61,24 @@ def record_all(
     metas: Mapping[str, TensorMeta],
     target: Target,
     writer: Recorder,
-) -> None:
+) -> bool:
     """Drain the records into a journal; nothing is written to the target.
 
     Every record is checked first: its tensor, width and places, and that the bits which it calls old are
-    those that stand there.
+    those that stand there. Returns whether their order shows that no place is in two of them.
 
     Raises:
-        LayoutError, CodecError: a record does not fit its tensor, or does not follow the one before it.
+        LayoutError, CodecError: a record does not fit its tensor.
         VerifyError: the weights are not those that the update was made for.
         Whatever the iterator raises.
     """
-    last: Record | None = None
+    order = _Order()
     for record in records:
         check(record, metas)
-        _check_follows(record, last)
-        last = record
+        order.add(record)
         _compare(target, record, record.old_bits, "before the update")
         writer.add(record)
+    return order.are_apart
 
 
 def check(record: Record, metas: Mapping[str, TensorMeta]) -> None:
@@ -115,41 +115,56 @@ def check(record: Record, metas: Mapping[str, TensorMeta]) -> None:
         kernels.check_ascending(record.offsets, room)
 
 
-def _check_follows(record: Record, last: Record | None) -> None:
-    """Check that a record begins behind the one before it, if that is of the same tensor."""
-    if (
-        last is None
-        or last.name != record.name
-        or not last.new_bits.size
-        or not record.new_bits.size
-    ):
-        return
-    before = last.new_bits.size - 1 if last.offsets is None else int(last.offsets[-1])
-    first = 0 if record.offsets is None else int(record.offsets[0])
-    if record.start + first <= last.start + before:
-        raise LayoutError(
-            f"tensor {record.name!r}: records must rise and not overlap, found one that begins at unit "
-            f"{record.start + first} after one that ends at unit {last.start + before}",
-            tensor=record.name,
+class _Order:
+    """Whether the records of each tensor come together and rise, so that no two can share a place."""
+
+    def __init__(self) -> None:
+        self.are_apart = True
+        self._done: set[str] = set()
+        self._name: str | None = None
+        self._end = 0
+
+    def add(self, record: Record) -> None:
+        if record.name != self._name:
+            self.are_apart &= record.name not in self._done
+            self._done.add(record.name)
+            self._name, self._end = record.name, 0
+        if not record.new_bits.size:
+            return
+        places = record.offsets
+        first, last = (
+            (0, record.new_bits.size - 1) if places is None else (int(places[0]), int(places[-1]))
         )
+        self.are_apart &= record.start + first >= self._end
+        self._end = record.start + last + 1
 
 
-def overwrite(journal: Iterable[Record], target: Target, observe: Observe = ignore) -> None:
+def overwrite(
+    journal: Iterable[Record],
+    target: Target,
+    observe: Observe = ignore,
+    *,
+    are_apart: bool = False,
+) -> None:
     """Write every new bit, flush, and read all of them back. May be repeated after a crash.
+
+    Args:
+        are_apart: no place is in two records, as `record_all` found. Then a target that allows it is
+            written on the thread pool, and each record is read back as soon as it has been written.
 
     Raises:
         VerifyError: what was read back is not what was written.
     """
-    _put(journal, lambda record: record.new_bits, target, "after writing", observe)
+    _put(journal, lambda record: record.new_bits, target, "after writing", observe, are_apart)
 
 
-def restore(journal: Iterable[Record], target: Target) -> None:
+def restore(journal: Iterable[Record], target: Target, *, are_apart: bool = False) -> None:
     """Write every old bit back, flush, and read all of them back. May be repeated.
 
     Raises:
         VerifyError: what was read back is not what was written.
     """
-    _put(journal, lambda record: record.old_bits, target, "after undoing", ignore)
+    _put(journal, lambda record: record.old_bits, target, "after undoing", ignore, are_apart)
 
 
 def attempt(do: Callable[[], None], undo: Callable[[], None]) -> None:
@@ -190,15 +205,15 @@ def apply_in_memory(
         SynclineError, or what the iterator raises: every bit is as it was before.
     """
     with Recorded(_IN_MEMORY_BYTES) as recorded:
-        record_all(records, metas, target, recorded)
+        are_apart = record_all(records, metas, target, recorded)
         journal = recorded.journal()
 
         def do() -> None:
-            overwrite(journal, target)
+            overwrite(journal, target, are_apart=are_apart)
             commit()
 
         def undo() -> None:
-            restore(journal, target)
+            restore(journal, target, are_apart=are_apart)
             revert()
 
         attempt(do, undo)
@@ -221,39 +236,35 @@ def _put(
     target: Target,
     when: str,
     observe: Observe,
+    are_apart: bool,
 ) -> None:
-    """Write some bits of every record and read them back, from where they last as long as they ever will.
-
-    A target that needs no flush for that is written and read back record by record, on the thread pool.
-    """
+    at_once = are_apart and target.is_concurrent
 
     def write(record: Record) -> int:
         bits = bits_of(record)
         target.write(record, bits)
-        if target.is_concurrent:
+        if at_once:  # while it is in the cache
             _compare(target, record, bits, when)
         return bits.nbytes
 
     done_bytes = 0
-    with closing(_each(journal, write, target)) as written:
+    with closing(_on_pool(journal, write) if at_once else _here(journal, write)) as written:
         for nbytes in written:
             done_bytes += nbytes
             observe(Step("apply.record_written", done_bytes))
     target.flush()
     observe(Step("apply.flushed"))
-    if not target.is_concurrent:
+    if not at_once:
         for record in journal:
             _compare(target, record, bits_of(record), when)
     observe(Step("apply.verified"))
 
 
-def _each(
-    journal: Iterable[Record], do: Callable[[Record], T], target: Target
-) -> Generator[T, None, None]:
-    """Do something with every record, on the thread pool if the target allows that; yield in order."""
-    if not target.is_concurrent:
-        yield from map(do, journal)
-        return
+def _here(journal: Iterable[Record], do: Callable[[Record], T]) -> Generator[T, None, None]:
+    yield from map(do, journal)
+
+
+def _on_pool(journal: Iterable[Record], do: Callable[[Record], T]) -> Generator[T, None, None]:
     jobs = (partial(_all, do, records) for records in _batches(journal))
     with closing(threads.in_order(jobs)) as results:
         for batch in results:

@@ -34,7 +34,6 @@ from syncline.kernels.checks import (
     check_writable,
 )
 from syncline.kernels.values import (
-    Told,
     decode_gaps,
     encode_gaps,
     read_changes,
@@ -44,6 +43,7 @@ from syncline.kernels.values import (
     write_changes,
     write_symbols,
 )
+from syncline.kernels.values_reference import Told
 from syncline.types import Bits, Fingerprint
 
 __all__ = [

@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 Array: TypeAlias = NDArray[Any]
 
-def diff(
+def find_changes(
     old_bits: Array,
     new_bits: Array,
     begin: int,

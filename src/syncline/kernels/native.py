@@ -67,7 +67,7 @@ def _diff(
     begin, room = 0, old.size // _UNITS_A_CHANGE + _ROOM_AT_LEAST
     while begin < old.size or not found:
         piece = np.empty(room, np.uint32), np.empty(room, old.dtype), np.empty(room, old.dtype)
-        begin, count, *lanes = _native.diff(
+        begin, count, *lanes = _native.find_changes(
             old, new, begin, old.itemsize, refresh, *piece, room, start, seeds
         )
         rise += Fingerprint(*lanes)

@@ -125,7 +125,9 @@ class Told(NamedTuple):
 
 def write_changes(offsets: U32, low_bytes: int, old: Bits, new: Bits, *, is_step: bool) -> Told:
     """Tell changes in gaps and symbols."""
-    return Told(*encode_gaps(offsets, low_bytes), *write_symbols(old, new, is_step=is_step))
+    low, high = encode_gaps(offsets, low_bytes)
+    bits, symbols, excess = write_symbols(old, new, is_step=is_step)
+    return Told(low, high, bits, symbols, excess)
 
 
 def read_changes(told: Told, count: int, base: Bits, *, is_step: bool) -> tuple[U32, Bits, Bits]:
