@@ -15,8 +15,10 @@ from syncline.cli.options import json_option
 from syncline.engines import CheckpointDir
 from syncline.engines.checkpoint_dir import Mode
 from syncline.errors import ConfigError
+from syncline.gate import Gate, GateAction, read_limits
 from syncline.hotload import Token
-from syncline.serving import Replica
+from syncline.scorers import VllmScorer
+from syncline.serving import Puller, Replica, ScoredPuller
 from syncline.serving import serve as run_server
 from syncline.stores import open_store
 from syncline.vllm.commit import MODES, CommitOptions
@@ -63,6 +65,24 @@ _OBJECT = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)")
     show_default=True,
     help="With --engine: what becomes of running requests.",
 )
+@click.option(
+    "--gate",
+    "gate_action",
+    type=click.Choice(["flag", "rollback"]),
+    help="With --engine: score every version against the trainer's scores; what to do above the limits.",
+)
+@click.option(
+    "--gate-every",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="With --gate: score one version in so many.",
+)
+@click.option(
+    "--gate-limits",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="With --gate: limits from an earlier run; written when they are learned.",
+)
 @json_option
 def serve(
     target: str | None,
@@ -77,6 +97,9 @@ def serve(
     kind: str | None,
     url: str | None,
     pause: PauseMode,
+    gate_action: GateAction | None,
+    gate_every: int,
+    gate_limits: Path | None,
     as_json: bool,
 ) -> None:
     """Keep DIR, a checkpoint directory, on the versions that clients of the hot-load API ask for.
@@ -88,9 +111,10 @@ def serve(
     """
     token = None if token_env is None else Token.from_env(token_env)
     if kind is not None:
-        replica = _vllm(target, url, store, pause, poll_s)
+        gated = None if gate_action is None else (gate_action, gate_every, gate_limits)
+        replica = _vllm(target, url, store, pause, poll_s, gated)
         served = url
-    elif target is None or url is not None:
+    elif target is None or url is not None or gate_action is not None:
         raise click.UsageError("give DIR or ENGINE, or --engine with --url")
     else:
         engine = _engine(target) if _OBJECT.fullmatch(target) else _directory(target, mode, adopt)
@@ -107,13 +131,23 @@ def serve(
 
 
 def _vllm(
-    target: str | None, url: str | None, store: str, pause: PauseMode, poll_s: float
+    target: str | None,
+    url: str | None,
+    store: str,
+    pause: PauseMode,
+    poll_s: float,
+    gated: tuple[GateAction, int, Path | None] | None,
 ) -> Replica:
     """Return a replica whose engine is a running vLLM; it always follows."""
     if url is None or target is not None:
         raise click.UsageError("--engine needs --url, and neither DIR nor ENGINE")
     opened = open_store(store)
-    server = VllmServer(HttpControl(url), opened, _for_workers(store), CommitOptions(pause))
+    server: Puller = VllmServer(HttpControl(url), opened, _for_workers(store), CommitOptions(pause))
+    if gated is not None:
+        action, every, path = gated
+        limits = None if path is None else read_limits(path)
+        gate = Gate(VllmScorer(url), opened, limits=limits, every=every, action=action)
+        server = ScoredPuller(server, opened, gate, path)
     # The commit resets the caches itself, so that there is nothing left to do when a client asks for it.
     return Replica(opened, server, follow_s=poll_s, reset_cache=lambda _: None)
 
