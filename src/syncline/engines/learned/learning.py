@@ -114,8 +114,8 @@ def _learned(
     unmapped = dict(recording.reasons)
     regions: dict[str, list[Region]] = {}
     for region in dict.fromkeys(recording.regions):
-        if region.local in recording.overwritten:
-            by = recording.overwritten[region.local]
+        by = _also_written(region, recording)
+        if by is not None:
             unmapped.setdefault(region.name, f"{region.local} is also written by {by}")
         regions.setdefault(region.name, []).append(region)
     grids: dict[str, tuple[int, ...]] = {}
@@ -145,6 +145,15 @@ def _learned(
             if boxes and sum(prod(shape) for _, shape in boxes) != metas[name].count
         ),
     )
+
+
+def _also_written(region: Region, recording: Recording) -> str | None:
+    """Return what else than copies writes into the stretch of memory that a copy goes to."""
+    last = region.place + sum((n - 1) * s for n, s in zip(region.shape, region.steps, strict=True))
+    for first, end, by in recording.overwritten.get(region.local, ()):
+        if first <= last and region.place <= end:
+            return by
+    return None
 
 
 def _blocks(regions: Sequence[Region], meta: TensorMeta) -> tuple[tuple[int, ...], list[Block]]:

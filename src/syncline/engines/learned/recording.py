@@ -53,12 +53,13 @@ class Recording:
     Attributes:
         regions: the copies, in order.
         reasons: by name of a tensor whose copies say nothing: why.
-        overwritten: by name of a memory that got something else than copies: what wrote it.
+        overwritten: by name of a memory that got something else than copies: the first and the last unit
+            of each stretch that did, and what wrote it.
     """
 
     regions: tuple[Region, ...]
     reasons: Mapping[str, str]
-    overwritten: Mapping[str, str]
+    overwritten: Mapping[str, tuple[tuple[int, int, str], ...]]
 
 
 def record(load: Load, metas: Iterable[TensorMeta], memories: Memories) -> Recording:
@@ -145,7 +146,7 @@ class Notes:
         self.memories = memories
         self.regions: list[Region] = []
         self.reasons: dict[str, str] = {}
-        self.overwritten: dict[str, str] = {}
+        self.overwritten: dict[str, tuple[tuple[int, int, str], ...]] = {}
         self.refused: tuple[str, ...] = ()
         self._lock = threading.Lock()
 
@@ -155,10 +156,18 @@ class Notes:
             for name in names:
                 self.reasons.setdefault(name, reason)
 
-    def overwrite(self, memory: Memory, by: str) -> None:
-        """Note that a memory gets something that is no copy of checkpoint tensors."""
+    def overwrite(self, memory: Memory, target: Any, by: str) -> None:
+        """Note that a part of a memory gets something that is no copy of checkpoint tensors."""
+        if not target.numel():
+            return
+        first, last = 0, memory.flat.numel() - 1
+        if target.element_size() == memory.unit_bytes:
+            first = target.storage_offset()
+            sides = zip(target.shape, target.stride(), strict=True)
+            last = first + sum((side - 1) * step for side, step in sides)
         with self._lock:
-            self.overwritten.setdefault(memory.name, by)
+            known = self.overwritten.get(memory.name, ())
+            self.overwritten[memory.name] = (*known, (first, last, by))
 
     def copy(self, target: Any, source: Tracked) -> None:
         """Note a copy of a followed tensor into memory."""
@@ -280,7 +289,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in _written(func, args, given):
             memory = self._notes.memories.of(tensor)
             if memory is not None:
-                self._notes.overwrite(memory, str(func))
+                self._notes.overwrite(memory, tensor, str(func))
                 return tensor
         return func(*args, **given)
 
@@ -327,7 +336,7 @@ def _write(notes: Notes, name: str, written: list[Any], args: Any, kwargs: Any) 
     notes.lose((n for one in tracked for n in one.names), f"its loader writes with {name}")
     memory = None if isinstance(target, Tracked) else notes.memories.of(target)
     if memory is not None:
-        notes.overwrite(memory, name)
+        notes.overwrite(memory, target, name)
     return target
 
 
