@@ -140,7 +140,7 @@ class SglangServer:
         except SynclineError:
             is_named = False
         if not is_named:
-            self._lose()
+            self._doubt()
         return is_named
 
     def figures(self) -> Mapping[str, float]:
@@ -157,7 +157,7 @@ class SglangServer:
     def _recognise(self, rules: Rules, about: Server) -> None:
         """Find out whether a server that nothing is known of holds the checkpoint's version."""
         if self._held is not None and about.label != str(self._held.version):
-            self._lose()  # it was started anew, or somebody else wrote
+            self._doubt()
         known, held = proof.read(self._staging), self._mirror.held()
         if self._held is not None or known is None or held is None or not rules.has_checksums:
             return
@@ -227,9 +227,14 @@ class SglangServer:
         if held is not None:
             check_layout(found, held.manifest)
 
-    def _lose(self) -> None:
+    def _doubt(self) -> None:
+        """Note that the server may have been started anew, or written by somebody else: checksums will tell."""
         self._held = None
         self._mirror.lose()
+
+    def _lose(self) -> None:
+        """Note that what the server holds is not known."""
+        self._doubt()
         proof.forget(self._staging)
 
 
