@@ -5,12 +5,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 CROSS := .venvs/cross
 ORACLES := .venvs/oracles
+BRIDGE := .venvs/bridge
 VLLM := .venvs/vllm
 SGLANG := .venvs/sglang
 PEERS := .venvs/peers
 NATIVE := CMakeLists.txt $(shell find native -name '*.cc' -o -name '*.h')
 
-.PHONY: setup cross-env oracles vllm-env sglang-env peers-env demo test test-long test-gpu lint type test-native bench golden clean
+.PHONY: setup cross-env oracles vllm-env sglang-env sglang-smoke test-sglang peers-env shards demo test test-long test-gpu lint type test-native bench golden clean
 
 setup: $(VENV)/.installed
 
@@ -45,6 +46,13 @@ peers-env: $(PEERS)/.made-from
 $(PEERS)/.made-from: $(VENV)/.installed scripts/peers_env.sh tests/peers/packages.txt
 	scripts/peers_env.sh $(BIN)/python $(PEERS)
 
+# The real server, one start of it and minutes; `test-sglang` starts one for each model and number of ranks.
+sglang-smoke: sglang-env
+	$(SGLANG)/bin/python -m pytest tests/sglang
+
+test-sglang: sglang-env
+	$(SGLANG)/bin/python -m pytest -m "not gpu" tests/sglang
+
 demo: setup
 	$(BIN)/syncline demo
 
@@ -60,7 +68,7 @@ test-native: setup
 	scripts/test_native_sanitized.sh
 	scripts/test_native_fuzz.sh
 
-test: lint type test-native cross-env peers-env
+test: lint type test-native cross-env peers-env sglang-smoke
 	$(BIN)/pytest
 
 # Made anew when its list changes; what is in it must not meet what is in the other environment.
@@ -70,7 +78,15 @@ $(ORACLES)/.installed: tests/oracles/requirements.txt
 	$(ORACLES)/bin/python -m pip install --quiet -r $<
 	touch $@
 
-oracles: $(ORACLES)/.installed
+# megatron-bridge and a newer megatron-core, which must not meet those either; it sees the packages of $(VENV).
+$(BRIDGE)/.made-from: $(VENV)/.installed scripts/bridge_env.sh
+	scripts/bridge_env.sh $(BIN)/python $(BRIDGE)
+
+oracles: $(ORACLES)/.installed $(BRIDGE)/.made-from
+
+# Raw shards of Megatron as the tests read them, made anew; minutes.
+shards: oracles
+	$(ORACLES)/bin/python tests/oracles/make_shards.py shards
 
 test-long: setup cross-env peers-env oracles
 	scripts/test_native_fuzz.sh 120
@@ -87,4 +103,4 @@ golden: setup
 	$(BIN)/python scripts/make_golden.py
 
 clean:
-	rm -rf $(VENV) $(CROSS) $(ORACLES) $(VLLM) $(SGLANG) $(PEERS) build demo-run .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CROSS) $(ORACLES) $(BRIDGE) $(VLLM) $(SGLANG) $(PEERS) build demo-run .pytest_cache .mypy_cache .ruff_cache .hypothesis

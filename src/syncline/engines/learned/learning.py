@@ -26,7 +26,7 @@ from syncline.types import TensorMeta
 
 if TYPE_CHECKING:
     from syncline.engines.learned.memories import Memories
-    from syncline.engines.learned.recording import Load, Recording, Region
+    from syncline.engines.learned.recording import Load, Overwritten, Recording, Region
 
 
 @dataclass(frozen=True)
@@ -114,9 +114,9 @@ def _learned(
     unmapped = dict(recording.reasons)
     regions: dict[str, list[Region]] = {}
     for region in dict.fromkeys(recording.regions):
-        by = _also_written(region, recording)
-        if by is not None:
-            unmapped.setdefault(region.name, f"{region.local} is also written by {by}")
+        for other in recording.overwritten:
+            if other.local == region.local and _meets(region, other):
+                unmapped.setdefault(region.name, f"{region.local} is also written by {other.by}")
         regions.setdefault(region.name, []).append(region)
     grids: dict[str, tuple[int, ...]] = {}
     blocks: dict[str, list[Block]] = {}
@@ -147,15 +147,6 @@ def _learned(
     )
 
 
-def _also_written(region: Region, recording: Recording) -> str | None:
-    """Return what else than copies writes into the stretch of memory that a copy goes to."""
-    last = region.place + sum((n - 1) * s for n, s in zip(region.shape, region.steps, strict=True))
-    for first, end, by in recording.overwritten.get(region.local, ()):
-        if first <= last and region.place <= end:
-            return by
-    return None
-
-
 def _blocks(regions: Sequence[Region], meta: TensorMeta) -> tuple[tuple[int, ...], list[Block]]:
     """Return one grid for all copies of a tensor, and their blocks in it.
 
@@ -176,6 +167,11 @@ def _blocks(regions: Sequence[Region], meta: TensorMeta) -> tuple[tuple[int, ...
             if overlap(one, other) is not None:
                 raise LayoutError("its loader copies parts that share elements", tensor=meta.name)
     return grid, blocks
+
+
+def _meets(region: Region, other: Overwritten) -> bool:
+    last = region.place + sum((n - 1) * s for n, s in zip(region.shape, region.steps, strict=True))
+    return region.place <= other.last and other.first <= last
 
 
 def _without_conflicts(
