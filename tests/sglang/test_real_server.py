@@ -132,13 +132,24 @@ def test_checksums_after_each_change_in_place_are_those_of_a_dense_update(pair: 
     assert pair.follower.figures()["syncline_dense_tensors"] == 0
 
 
-def test_tensors_from_disk_give_the_same(pair: Pair) -> None:
-    follower = pair.another("disk")
+@pytest.mark.parametrize(
+    "route, name",
+    [
+        ("disk", "from disk"),
+        ("memory", "from memory"),
+        ("distributed", "from distributed"),
+    ],
+)
+def test_whole_tensors_give_the_same_by_every_route(pair: Pair, route: Route, name: str) -> None:
+    follower = pair.another(route)
     follower.sync()
-    pair.train()
-    done = follower.sync()
-    assert done is not None and done.route == "from disk"
-    pair.check_dense()
+    for _ in range(2):
+        version = pair.train()
+        done = follower.sync()
+        assert done is not None and done.route == name
+        assert pair.control.label(60) == str(version)
+        pair.check_dense()
+    follower.close()
     pair.follower = pair.another()
 
 

@@ -18,6 +18,7 @@ from syncline.engines.learned import Learned, learn
 from syncline.engines.learned.memories import Memories
 from syncline.engines.torch_memory import TorchTarget
 from syncline.layouts.positions import PositionMap
+from syncline.sglang.buckets import torch_dtype
 from syncline.sglang.groups import with_partners
 from syncline.sglang.staged import Answer
 from syncline.types import Bits, Record, TensorMeta
@@ -221,9 +222,6 @@ def _records(local: str, places: Any, old: Bits, new: Bits) -> Iterator[Record]:
 
 
 def _tensor(meta: TensorMeta, bits: Bits) -> Any:
-    import safetensors.torch  # noqa: PLC0415
-
     torch = torch_module()
-    dtypes: Any = safetensors.torch._TYPES  # noqa: SLF001 - its table of its own names
     raw = torch.frombuffer(bytearray(bits.tobytes()), dtype=torch.uint8)
-    return raw.view(dtypes[meta.dtype]).reshape(meta.shape)
+    return raw.view(torch_dtype(meta)).reshape(meta.shape)

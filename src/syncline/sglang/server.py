@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
@@ -19,6 +20,8 @@ from syncline.errors import (
 )
 from syncline.sglang import partial, proof
 from syncline.sglang.answers import Server
+from syncline.sglang.broadcast import FromBroadcast, Group
+from syncline.sglang.buckets import FromMemory, cut
 from syncline.sglang.change import LOADER, Change, FromDirectory, InPlace
 from syncline.sglang.commit import Commit, CommitOptions, Committed
 from syncline.sglang.control import SglangHttp
@@ -30,8 +33,8 @@ from syncline.sync import Receiver
 from syncline.sync.checks import check_layout, verify_engine
 from syncline.version import HeldVersion
 
-Route = Literal["auto", "in_place", "disk"]
-ROUTES = ("auto", "in_place", "disk")
+Route = Literal["auto", "in_place", "disk", "memory", "distributed"]
+ROUTES = ("auto", "in_place", "disk", "memory", "distributed")
 
 _PROBE_TIMEOUT_S = 5.0
 
@@ -50,8 +53,11 @@ class SglangServer:
         staging: directory that this process and the server's ranks see under the same path; the server's
             `SYNCLINE_SGLANG_STAGING`.
         options: how a version is put in place.
-        route: `in_place` needs a server with `--custom-weight-loader syncline.sglang.worker.load`; `disk`
-            none: it loads the tensors that have changed, whole; `auto` takes the first where it can.
+        route: `in_place` needs a server with `--custom-weight-loader syncline.sglang.worker.load`. The others
+            hand the tensors that have changed over whole: from `disk`, from this host's `memory` in flat
+            buckets, or `distributed` over a Gloo group. `auto`: in place where it can, else from disk. What
+            nothing is known of is loaded from the checkpoint, whatever the route.
+        host: an address of this machine that the server reaches, for `distributed`.
         observe: told of every step of pulling.
         reached: told of every step of a commit.
     """
@@ -65,6 +71,7 @@ class SglangServer:
         *,
         options: CommitOptions | None = None,
         route: Route = "auto",
+        host: str = "127.0.0.1",
         observe: Observe | None = None,
         reached: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -76,11 +83,13 @@ class SglangServer:
         self._receiver = Receiver(store, self._mirror, observe=observe)
         self._options = CommitOptions() if options is None else options
         self._route = route
+        self._host = host
+        self._group: Group | None = None
         self._reached = reached
         self._held: HeldVersion | None = None
         self._last: Committed | None = None
-        self._dense = 0
-        self._changed = 0
+        self._dense = self._changed = 0
+        self._stage_s = 0.0
 
     def sync(self, version: int | None = None, *, repair: bool = False) -> Committed | None:
         """Bring the server to a version, by default the store's current one; see `Receiver.sync`.
@@ -101,7 +110,9 @@ class SglangServer:
         rules = self._control.rules(about.version, step_s)
         _check_served(about)
         self._recognise(rules, about)
+        started_s = time.monotonic()
         self._pull(version, repair=repair)
+        self._stage_s = time.monotonic() - started_s
         target = self._mirror.held()
         if target is None:
             raise LayoutError(f"{self._mirror.path} holds no version; pull one into it first")
@@ -148,6 +159,7 @@ class SglangServer:
         if self._last is None:
             return {}
         return {
+            "syncline_stage_seconds": self._stage_s,
             "syncline_pause_seconds": self._last.pause_s,
             "syncline_apply_seconds": self._last.send_s,
             "syncline_changed_tensors": float(self._changed),
@@ -200,12 +212,25 @@ class SglangServer:
         if has_loader and self._route != "disk":
             return InPlace(self._staging, self._mirror.path, pending, about.tensor_ranks)
         self._check_names(about)
+        mirror, metas = self._mirror, self._mirror.tensors()
+        if self._route in ("memory", "distributed"):
+            buckets = cut(mirror.changed, metas)
+            if self._route == "memory":
+                return FromMemory(buckets, mirror.view, mirror.before, about.tensor_ranks)
+            group = self._joined(about.tensor_ranks)
+            return FromBroadcast(group, buckets, mirror.view, mirror.before)
         new, old = self._staging / "new", self._staging / "old"
-        names = with_partners(self._mirror.changed, self._mirror.tensors())
-        metas, like = self._mirror.tensors(), self._mirror.path
-        partial.write(new, metas, names, self._mirror.view, like)
-        partial.write(old, metas, names, self._mirror.before, like)
+        names = with_partners(mirror.changed, metas)
+        partial.write(new, metas, names, mirror.view, mirror.path)
+        partial.write(old, metas, names, mirror.before, mirror.path)
         return FromDirectory(new, old)
+
+    def _joined(self, ranks: int) -> Group:
+        """Return the group with this server's ranks; it lasts as long as nothing fails."""
+        if self._group is None:
+            timeout_s = self._options.step_timeout_s
+            self._group = Group(self._control, ranks, host=self._host, timeout_s=timeout_s)
+        return self._group
 
     def _check_names(self, about: Server) -> None:
         """Check that what the server was loaded from has the tensors that it is about to be given.
@@ -231,6 +256,16 @@ class SglangServer:
         """Note that the server may have been started anew, or written by somebody else: checksums will tell."""
         self._held = None
         self._mirror.lose()
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+
+    def close(self) -> None:
+        """Let the server leave the group, if there is one, and close the connections to it."""
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+        self._control.close()
 
     def _lose(self) -> None:
         """Note that what the server holds is not known."""
