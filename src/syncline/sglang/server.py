@@ -209,7 +209,7 @@ class SglangServer:
                 f"route 'in_place': expected the server to have --custom-weight-loader {LOADER}, found "
                 f"{list(about.loaders)}; start it with that, or use the route 'disk'"
             )
-        if has_loader and self._route != "disk":
+        if has_loader and self._route in ("auto", "in_place"):
             return InPlace(self._staging, self._mirror.path, pending, about.tensor_ranks)
         self._check_names(about)
         mirror, metas = self._mirror, self._mirror.tensors()
