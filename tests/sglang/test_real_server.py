@@ -86,6 +86,7 @@ class Pair:
         body = {
             "input_ids": prompt,
             "stream": True,
+            "return_logprob": True,
             "sampling_params": {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True},
         }
         request = urllib.request.Request(
@@ -230,7 +231,15 @@ def test_a_killed_server_comes_back_at_the_version_it_is_said_to_have(pair: Pair
 def test_fifty_random_deltas_are_fifty_dense_updates_and_a_fresh_start(pair: Pair) -> None:
     follow(pair, 50)
     assert pair.follower.figures()["syncline_dense_tensors"] == 0
+    # What the model derives from its weights has no checksum: what it computes with them must be the same.
+    pair.train(share=0.5)
+    pair.follower.sync()
+    in_place = pair.generate(PROMPT, 30)
     before = pair.control.checksums(120)
     pair.real.close()
     pair.start()
     assert pair.control.checksums(120) == before
+    fresh = pair.generate(PROMPT, 30)
+    assert fresh["output_ids"] == in_place["output_ids"]
+    scores = [answer["meta_info"]["output_token_logprobs"] for answer in (fresh, in_place)]
+    assert scores[0] == scores[1]

@@ -12,13 +12,13 @@ import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from syncline.arrays import torch_module
-from syncline.errors import LayoutError, TornUpdateError
+from syncline.errors import LayoutError, TornUpdateError, TransportUnavailableError
 from syncline.sglang.control import SglangHttp
 from syncline.sglang.groups import partners
 from syncline.types import Bits, TensorMeta
@@ -82,8 +82,18 @@ def _bucket(group: Sequence[TensorMeta]) -> Bucket:
 
 
 def filled(bucket: Bucket, bits: Callable[[str], Bits]) -> Any:
-    """Return a bucket's bytes as a torch tensor. Memory: the bucket."""
-    flat = torch_module().empty(bucket.nbytes, dtype=torch_module().uint8)
+    """Return a bucket's bytes as a torch tensor. Memory: the bucket.
+
+    Raises:
+        TransportUnavailableError: torch is missing.
+    """
+    try:
+        torch: Any = import_module("torch")
+    except ImportError as error:
+        raise TransportUnavailableError(
+            "whole tensors are handed to SGLang by torch, which is missing: pip install 'syncline[torch]'"
+        ) from error
+    flat = torch.empty(bucket.nbytes, dtype=torch.uint8)
     view, at = flat.numpy(), 0
     for meta in bucket.metas:
         view[at : at + meta.nbytes] = np.ascontiguousarray(bits(meta.name)).view(np.uint8)
