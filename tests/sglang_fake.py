@@ -16,12 +16,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 import torch
 from safetensors.torch import load_file
 
-from syncline.sglang import worker
+from syncline.sglang import plugin, worker
 
 PROTOCOL = Path(__file__).parent / "sglang" / "protocol"
 VERSIONS = ("0.5.9", "0.5.20", "0.5.21", "0.5.22", "0.5.23")
@@ -131,6 +132,7 @@ class FakeSglang:
         staging: Path | None = None,
         loaders: tuple[str, ...] = (),
         label: str = "default",
+        hooked: bool = False,
         about: dict[str, Any] | None = None,
     ) -> None:
         self.rules = json.loads((PROTOCOL / f"{version}.json").read_text())
@@ -140,6 +142,7 @@ class FakeSglang:
         self.model_path = str(model)
         self.labels = {"scheduler": label, "tokenizer": label}
         self.about = about or {}
+        self.hooked = hooked
         self.faults: dict[str, tuple[str, str]] = {}
         self.calls: list[str] = []
         self.running: list[str] = []
@@ -328,7 +331,20 @@ class FakeSglang:
         path = Path(body["model_path"])
         if body.get("load_format") not in (None, "auto"):
             raise _DiedError
-        if not path.is_dir():
+        if self.hooked:
+            answers = [
+                plugin.around(
+                    lambda *_: (True, "not ours"),
+                    SimpleNamespace(get_model=lambda m=model: m, tp_rank=rank),
+                    str(path),
+                )
+                for rank, model in enumerate(self.models)
+            ]
+            if any(not done for done, _ in answers):
+                raise _RefusedError(answers[0][1])
+            if path == self.staging:
+                return self._updated(body)
+        if not path.is_dir() or not [*path.glob("*.safetensors")]:
             raise _RefusedError(f"Failed to get weights iterator: {path}")
         self.model_path = str(path)
         tensors: dict[str, torch.Tensor] = {}

@@ -369,3 +369,44 @@ def test_a_server_that_hangs_is_given_up_at_the_deadline(
     with pytest.raises(SynclineError):
         hasty.sync()
     assert scene.fake.label == "1"
+
+
+@pytest.mark.parametrize("version", ["0.5.20", "0.5.23"])
+def test_the_plugin_is_a_second_door_without_a_session(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    monkeypatch.setenv("SYNCLINE_SGLANG_STAGING", str(tmp_path / "staging"))
+    scene = build(tmp_path, version, ranks=2, loader=False, hooked=True)
+    with scene.fake:
+        follower = scene.another(route="plugin")
+        first = follower.sync()
+        assert first is not None and first.route == "from disk"
+        scene.train(rng)
+        scene.fake.calls.clear()
+        done = follower.sync()
+        assert done is not None and done.route == "in place"
+        scene.check(2)
+        assert "/begin_weight_update" not in scene.fake.calls
+        with torch.no_grad():  # something else wrote on the second rank
+            scene.fake.models[1].own["norm"].data[:] = 7.0
+        spoiled = scene.fake.checksum()
+        scene.train(rng)
+        with pytest.raises(CommitError, match="rank 1 of 2: VerifyError"):
+            follower.sync()
+        assert scene.fake.checksum() == spoiled
+        assert scene.fake.label == "2" and not scene.fake.is_paused
+
+
+def test_a_server_without_the_plugin_refuses_and_serves_on(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    scene = build(tmp_path, "0.5.23", loader=False)
+    with scene.fake:
+        follower = scene.another(route="plugin")
+        follower.sync()
+        before = scene.fake.checksum()
+        scene.train(rng)
+        with pytest.raises(EndpointError, match="400"):
+            follower.sync()
+        assert scene.fake.checksum() == before
+        assert scene.fake.label == "1" and not scene.fake.is_paused

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 import urllib.request
@@ -20,6 +21,7 @@ from safetensors.torch import load_file
 
 import sglang_tiny as tiny
 import syncline
+from sglang_real import SOURCE
 from sglang_real import SglangServer as RealServer
 from syncline.engines import CheckpointDir
 from syncline.errors import LayoutError, SynclineError
@@ -35,8 +37,8 @@ PROMPT = [int(token) for token in np.random.default_rng(5).integers(3, 250, 200)
 class Pair:
     """A trainer and a real server that follows it."""
 
-    def __init__(self, root: Path, model: str, tp: int) -> None:
-        self.root, self.tp = root, tp
+    def __init__(self, root: Path, model: str, tp: int, *, plugins: Path | None = None) -> None:
+        self.root, self.tp, self.plugins = root, tp, plugins
         base = tiny.write(root / "base", tiny.MODELS[model], seed=1)
         self.weights = load_file(base / "model.safetensors")
         self.store = syncline.open_store(str(root / "run"))
@@ -49,12 +51,15 @@ class Pair:
         self.start()
 
     def start(self) -> None:
+        environment = {"SYNCLINE_SGLANG_STAGING": str(self.root / "staging")}
+        if self.plugins is not None:
+            environment["PYTHONPATH"] = f"{SOURCE}{os.pathsep}{self.plugins}"
         self.real = RealServer(
             self.root / "model",
             self.root / "server.log",
             tp=self.tp,
             arguments=["--custom-weight-loader", LOADER],
-            environment={"SYNCLINE_SGLANG_STAGING": str(self.root / "staging")},
+            environment=environment,
         ).wait()
         self.control = SglangHttp(self.real.url)
         self.follower = self.another()
@@ -219,6 +224,30 @@ def test_a_killed_server_comes_back_at_the_version_it_is_said_to_have(pair: Pair
     pair.follower.sync()
     assert pair.control.label(60) == str(version)
     pair.check_dense()
+
+
+@pytest.mark.slow
+def test_the_plugin_is_a_second_door(tmp_path: Path) -> None:
+    """Found through the metadata of an installed distribution, as SGLang looks for plugins."""
+    found = tmp_path / "path" / "syncline_hook-0.dist-info"
+    found.mkdir(parents=True)
+    (found / "METADATA").write_text("Metadata-Version: 2.1\nName: syncline-hook\nVersion: 0\n")
+    (found / "entry_points.txt").write_text(
+        "[sglang.srt.plugins]\nsyncline_hook = syncline.sglang.plugin:register\n"
+    )
+    pair = Pair(tmp_path, "qwen3", 2, plugins=found.parent)
+    try:
+        follower = pair.another("plugin")
+        follower.sync()
+        for _ in range(3):
+            version = pair.train()
+            done = follower.sync()
+            assert done is not None and done.route == "in place"
+            assert pair.control.label(60) == str(version)
+            pair.check_dense()
+    finally:
+        pair.control.close()
+        pair.real.close()
 
 
 @pytest.mark.slow

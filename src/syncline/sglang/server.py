@@ -33,8 +33,8 @@ from syncline.sync import Receiver
 from syncline.sync.checks import check_layout, verify_engine
 from syncline.version import HeldVersion
 
-Route = Literal["auto", "in_place", "disk", "memory", "distributed"]
-ROUTES = ("auto", "in_place", "disk", "memory", "distributed")
+Route = Literal["auto", "in_place", "plugin", "disk", "memory", "distributed"]
+ROUTES = ("auto", "in_place", "plugin", "disk", "memory", "distributed")
 
 _PROBE_TIMEOUT_S = 5.0
 
@@ -53,7 +53,8 @@ class SglangServer:
         staging: directory that this process and the server's ranks see under the same path; the server's
             `SYNCLINE_SGLANG_STAGING`.
         options: how a version is put in place.
-        route: `in_place` needs a server with `--custom-weight-loader syncline.sglang.worker.load`. The others
+        route: `in_place` needs a server with `--custom-weight-loader syncline.sglang.worker.load`; `plugin` does
+            the same where Syncline's plugin is loaded (`syncline.sglang.plugin`, 0.5.20 and later). The others
             hand the tensors that have changed over whole: from `disk`, from this host's `memory` in flat
             buckets, or `distributed` over a Gloo group. `auto`: in place where it can, else from disk. What
             nothing is known of is loaded from the checkpoint, whatever the route.
@@ -211,6 +212,10 @@ class SglangServer:
             )
         if has_loader and self._route in ("auto", "in_place"):
             return InPlace(self._staging, self._mirror.path, pending, about.tensor_ranks)
+        if self._route == "plugin":
+            return InPlace(
+                self._staging, self._mirror.path, pending, about.tensor_ranks, hooked=True
+            )
         self._check_names(about)
         mirror, metas = self._mirror, self._mirror.tensors()
         if self._route in ("memory", "distributed"):
@@ -239,7 +244,10 @@ class SglangServer:
             LayoutError: it has others, or its directory cannot be seen from here.
         """
         loaded = Path(about.model_path)
-        if loaded.resolve() == self._mirror.path.resolve() or self._staging in loaded.parents:
+        if loaded.resolve() == self._mirror.path.resolve() or self._staging in (
+            loaded,
+            *loaded.parents,
+        ):
             return
         try:
             found = CheckpointFiles(loaded).metas()
