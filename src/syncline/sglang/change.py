@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from math import prod
 from pathlib import Path
 from typing import Protocol
@@ -196,8 +196,3 @@ def check_held(answers: Sequence[Answer]) -> None:
                 "weights; nothing was written",
                 tensor=name,
             )
-
-
-def dense_reasons(change: Change) -> Mapping[str, str]:
-    """Return the tensors that a change loaded whole although it goes in place otherwise, and why."""
-    return change.dense if isinstance(change, InPlace) else {}
