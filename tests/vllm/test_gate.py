@@ -123,7 +123,8 @@ def test_one_flipped_high_bit_is_caught(followed: Followed, name: str) -> None:
     assert report.verdict == "flagged"
     assert gate.refuses(second.manifest_sha256)
     followed.llm.reset_prefix_cache()
-    assert gate.check(second).verdict == "passed"
+    again = gate.check(second)
+    assert again.verdict == "passed", again
 
 
 def test_a_prefix_cache_of_the_old_weights_is_caught(followed: Followed) -> None:

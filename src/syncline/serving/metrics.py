@@ -21,6 +21,8 @@ METRICS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "syncline_gate_mean_difference_nats": ("gauge", "Mean difference of log-probabilities."),
         "syncline_gate_kl_nats": ("gauge", "Lower bound of KL(trainer || engine), mean by token."),
         "syncline_gate_seconds": ("gauge", "What the last check by the gate took."),
+        "syncline_changed_tensors": ("gauge", "Tensors that the last load changed."),
+        "syncline_dense_tensors": ("gauge", "Of these, those that were loaded whole."),
     }
 )
 """Kind and meaning of every metric, by name; each has the label `replica`."""
