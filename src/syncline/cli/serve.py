@@ -61,6 +61,11 @@ _OBJECT = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)")
     help="With --engine: what becomes of running requests; by default they go on with the new weights.",
 )
 @click.option(
+    "--engine-token-env",
+    metavar="NAME",
+    help="With --engine: environment variable with the token that the server asks for.",
+)
+@click.option(
     "--staging",
     metavar="DIR",
     help="With --engine sglang: its SYNCLINE_SGLANG_STAGING; by default beside the checkpoint.",
@@ -97,6 +102,7 @@ def serve(
     kind: str | None,
     url: str | None,
     pause: str | None,
+    engine_token_env: str | None,
     staging: str | None,
     gate_action: GateAction | None,
     gate_every: int,
@@ -115,8 +121,10 @@ def serve(
     if kind is not None:
         if url is None:
             raise click.UsageError("--engine needs --url")
+        secret = None if engine_token_env is None else Token.from_env(engine_token_env)
         gating = None if gate_action is None else Gating(gate_action, gate_every, gate_limits)
-        replica = replica_of(kind, Following(store, url, target, staging, pause, poll_s, gating))
+        given = Following(store, url, target, staging, pause, poll_s, secret, gating)
+        replica = replica_of(kind, given)
         served = url
     elif target is None or url is not None or gate_action is not None:
         raise click.UsageError("give DIR or ENGINE, or --engine with --url")

@@ -12,6 +12,7 @@ import click
 from syncline.abc import Store
 from syncline.engines import CheckpointDir
 from syncline.gate import Gate, GateAction, read_limits
+from syncline.hotload import Token
 from syncline.scorers import SglangScorer, VllmScorer
 from syncline.serving import Puller, Replica, ScoredPuller
 from syncline.sglang.commit import CommitOptions as SglangOptions
@@ -56,6 +57,7 @@ class Following:
         staging: where its ranks find orders; None: beside the checkpoint.
         pause: what becomes of running requests; None: the engine's own way of keeping them.
         poll_s: how often to look for a new version.
+        token: that the server asks for; None: none.
         gating: whether and how every version is scored.
     """
 
@@ -65,6 +67,7 @@ class Following:
     staging: str | None
     pause: str | None
     poll_s: float
+    token: Token | None = None
     gating: Gating | None = None
 
 
@@ -77,13 +80,15 @@ def replica_of(kind: str, given: Following) -> Replica:
     opened = open_store(given.store)
     engine: Puller = _vllm(given) if kind == "vllm" else _sglang(given)
     if given.gating is not None:
-        engine = _scored(kind, given.url, engine, opened, given.gating)
+        engine = _scored(kind, given, engine, opened, given.gating)
     # The commit resets the caches itself, so that there is nothing left to do when a client asks for it.
     return Replica(opened, engine, follow_s=given.poll_s, reset_cache=lambda _: None)
 
 
-def _scored(kind: str, url: str, engine: Puller, store: Store, gating: Gating) -> Puller:
-    scorer = VllmScorer(url) if kind == "vllm" else SglangScorer(url)
+def _scored(
+    kind: str, given: Following, engine: Puller, store: Store, gating: Gating
+) -> ScoredPuller:
+    scorer = (VllmScorer if kind == "vllm" else SglangScorer)(given.url, token=given.token)
     limits = None if gating.limits is None else read_limits(gating.limits)
     gate = Gate(scorer, store, limits=limits, every=gating.every, action=gating.action)
     return ScoredPuller(engine, store, gate, gating.limits)
@@ -95,7 +100,9 @@ def _vllm(given: Following) -> VllmServer:
     mode = _mode(_VLLM_PAUSES, "keep" if given.pause is None else given.pause)
     # The workers may run in another directory.
     store = given.store if "://" in given.store else str(Path(given.store).absolute())
-    return VllmServer(HttpControl(given.url), open_store(given.store), store, VllmOptions(mode))
+    return VllmServer(
+        HttpControl(given.url, given.token), open_store(given.store), store, VllmOptions(mode)
+    )
 
 
 def _sglang(given: Following) -> SglangServer:
@@ -106,7 +113,7 @@ def _sglang(given: Following) -> SglangServer:
     target = Path(given.target)
     staging = target.with_name(target.name + ".staging")
     return SglangServer(
-        SglangHttp(given.url),
+        SglangHttp(given.url, given.token),
         open_store(given.store),
         CheckpointDir(target),
         staging if given.staging is None else Path(given.staging),
