@@ -19,6 +19,7 @@ from syncline.errors import (
     BaseVersionError,
     CommitError,
     ConfigError,
+    LayoutError,
     PeerLostError,
     TransportTimeoutError,
     VerifyError,
@@ -89,7 +90,8 @@ def same(engine: Engine, model: dict[str, np.ndarray]) -> bool:
     )
 
 
-def test_every_version_arrives_bit_for_bit(path, model):
+@pytest.mark.parametrize("encoding", ["auto", "indices"])
+def test_every_version_arrives_bit_for_bit(path, model, encoding):
     outlet, make = path
     engines = [MemoryEngine(), MemoryEngine()]
     inlets = [make(name) for name in ("a", "b")]
@@ -98,7 +100,9 @@ def test_every_version_arrives_bit_for_bit(path, model):
         for inlet, engine in zip(inlets, engines, strict=True)
     ]
     store = MemoryStore()
-    publisher = Publisher(store, live=outlet, bucket_bytes=1024, live_timeout_s=WAIT_S)
+    publisher = Publisher(
+        store, live=outlet, encoding=encoding, bucket_bytes=1024, live_timeout_s=WAIT_S
+    )
     joined(outlet, *inlets)
     for step in range(4):
         report, waiting = publish_to(publisher, model, *receivers)
@@ -248,6 +252,31 @@ def test_an_engine_that_refuses_keeps_all_from_committing(path, model):
     report, (of_good,) = publish_to(publisher, model, receivers[0])
     assert report.delivery.committed == ("good",)
     assert same(good, model)
+
+
+class _Sealed(MemoryEngine):
+    """An engine that refuses before the first bucket."""
+
+    def create(self, held: Any, spans: Any, files: Any) -> None:
+        raise LayoutError("this engine takes no tensors")
+
+
+def test_an_engine_that_refuses_before_the_first_bucket_holds_nobody_up(path, model):
+    outlet, make = path
+    inlets = [make("good"), make("bad")]
+    publisher = Publisher(MemoryStore(), live=outlet, live_timeout_s=2 * WAIT_S)
+    joined(outlet, *inlets)
+    good = MemoryEngine()
+    report, (of_good, of_bad) = publish_to(
+        publisher, model, Receiver(inlets[0], good), Receiver(inlets[1], _Sealed())
+    )
+    assert report.delivery.missed["bad"] == "this engine takes no tensors"
+    with pytest.raises(LayoutError):
+        of_bad.result()
+    with pytest.raises(CommitError, match="takes no tensors"):
+        of_good.result()
+    assert good.held() is None
+    assert not good.tensors()
 
 
 def test_an_engine_whose_bits_are_not_the_base_is_refused_and_repaired(path, model):

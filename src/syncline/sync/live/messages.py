@@ -3,7 +3,9 @@
     trainer                                   engine
     offer   which version, its manifest  ->
                                          <-   answer   what it needs: nothing, delta, full
-    load    what is in the buckets       ->            (then the buckets, by `Outlet` and `Inlet`)
+    load    what is in the buckets       ->
+                                         <-   ready    that is what the version has
+            the buckets, by `Outlet`     ->            and `Inlet`
                                          <-   vote     all of it is decoded and proved; or why not, and
                                                        whether that is this engine's own fault
     verdict commit, or why not, and      ->
@@ -24,12 +26,14 @@ from syncline.abc import Buffer, Channel
 from syncline.errors import FormatError
 from syncline.format import strict_json
 
-OFFER, ANSWER, LOAD, VOTE, VERDICT, DONE = "offer", "answer", "load", "vote", "verdict", "done"
+OFFER, ANSWER, LOAD, READY = "offer", "answer", "load", "ready"
+VOTE, VERDICT, DONE = "vote", "verdict", "done"
 
 _KEYS: Mapping[str, tuple[str, ...]] = {
     OFFER: ("sha256", "has_table", "allowed"),
     ANSWER: ("wants", "needs_files"),
     LOAD: ("kind", "files"),
+    READY: (),
     VOTE: ("error", "is_own"),
     VERDICT: ("error", "again"),
     DONE: ("error",),
