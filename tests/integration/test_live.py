@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from live_paths import PATHS, WAIT_S, MakeInlet, live_path
-from syncline import CheckpointDir, MemoryEngine, MemoryStore, Publisher, Receiver
+from syncline import CheckpointDir, MemoryEngine, MemoryStore, Publisher, Receiver, TensorMeta
 from syncline.abc import Engine, Inlet, Outlet
 from syncline.channels import SharedMemoryOutlet
 from syncline.errors import (
@@ -252,6 +252,30 @@ def test_an_engine_that_refuses_keeps_all_from_committing(path, model):
     report, (of_good,) = publish_to(publisher, model, receivers[0])
     assert report.delivery.committed == ("good",)
     assert same(good, model)
+
+
+class _Other(MemoryEngine):
+    """An engine that sees before the round begins that it cannot take the version."""
+
+    def tensors(self) -> Any:
+        return {"other": TensorMeta("other", "U8", (1,))}
+
+
+def test_an_engine_with_other_tensors_holds_nobody_up(path, model):
+    outlet, make = path
+    inlets = [make("good"), make("bad")]
+    publisher = Publisher(MemoryStore(), live=outlet, live_timeout_s=10 * WAIT_S)
+    joined(outlet, *inlets)
+    good = MemoryEngine()
+    report, (of_good, of_bad) = publish_to(
+        publisher, model, Receiver(inlets[0], good), Receiver(inlets[1], _Other())
+    )
+    assert "tensors are not those" in report.delivery.missed["bad"]
+    with pytest.raises(LayoutError):
+        of_bad.result()
+    with pytest.raises(CommitError, match="tensors are not those"):
+        of_good.result()
+    assert good.held() is None
 
 
 class _Sealed(MemoryEngine):

@@ -317,6 +317,10 @@ class _Attempt:
             self._lose(name, "it died or left")
         broken = []
         left = [name for name in asked if name not in self.refused]
+        for name in left:
+            if name in self._channels:
+                with self._blaming(name):
+                    messages.send(self._channels[name], messages.BREAK, self._generation, {})
         for name, vote in self._hear((messages.VOTE,), left):
             if vote.fields["is_own"] is True:
                 self.refused[name] = vote.fields.text("error")

@@ -12,6 +12,7 @@
             whether another try follows
                                          <-   done     the engine holds it; or why not
 
+`break` may come at any time after `load`: the round is over, or will not begin, and a vote is waited for.
 Every message names its generation, one for each attempt; messages of earlier ones are dropped where they
 arrive late. Nothing an engine hears before `verdict` changes a bit of its weights.
 """
@@ -26,7 +27,7 @@ from syncline.abc import Buffer, Channel
 from syncline.errors import FormatError
 from syncline.format import strict_json
 
-OFFER, ANSWER, LOAD, READY = "offer", "answer", "load", "ready"
+OFFER, ANSWER, LOAD, READY, BREAK = "offer", "answer", "load", "ready", "break"
 VOTE, VERDICT, DONE = "vote", "verdict", "done"
 
 _KEYS: Mapping[str, tuple[str, ...]] = {
@@ -34,6 +35,7 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     ANSWER: ("wants", "needs_files"),
     LOAD: ("kind", "files"),
     READY: (),
+    BREAK: (),
     VOTE: ("error", "is_own"),
     VERDICT: ("error", "again"),
     DONE: ("error",),
