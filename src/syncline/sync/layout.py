@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from syncline import interchange
 from syncline.abc import Interchange, Store
-from syncline.errors import ConfigError
+from syncline.errors import ConfigError, TransportUnavailableError
 from syncline.format.rules import INTERCHANGE_ENCODINGS
 from syncline.sync.history import History, read_head
 from syncline.version import Manifest
@@ -26,10 +26,18 @@ def foreign_layout(store: Store, name: str = AUTO) -> Interchange | None:
         FormatError: with `auto`: what lies there is in no layout that is known, or in several.
     """
     if name == AUTO:
-        if read_head(store) is not None or not store.list():
+        if read_head(store) is not None or not _keys(store):
             return None
         name = interchange.recognise(store)
     return None if name == interchange.SYNCLINE else interchange.get(name)
+
+
+def _keys(store: Store) -> list[str]:
+    """Return the store's keys; none where it cannot list, so that it can only hold a run of our own."""
+    try:
+        return [info.key for info in store.list()]
+    except TransportUnavailableError:
+        return []
 
 
 def own_history(store: Store) -> History:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from typing import Literal
 
 from syncline.abc import Engine, Observe, Store, ignore
-from syncline.errors import BaseVersionError, ConfigError
+from syncline.errors import (
+    BaseVersionError,
+    ConfigError,
+    FormatError,
+    TransportError,
+    TransportTimeoutError,
+)
+from syncline.format import head as head_format
+from syncline.format import names
 from syncline.sync.checks import adopt, check_kind, verify_engine
 from syncline.sync.follow import Follower
 from syncline.sync.followed import number_of
-from syncline.sync.history import History
+from syncline.sync.history import History, read_head
 from syncline.sync.layout import AUTO, CHOICES, foreign_layout
 from syncline.sync.phases import Phases
 from syncline.sync.pull import Pull
@@ -122,6 +131,44 @@ class Receiver:
             payload_bytes=pull.done_bytes,
             seconds=phases.seconds(),
         )
+
+    def wait(self, timeout_s: float, *, poll_s: float = 1.0) -> None:
+        """Wait until the store has a version to sync to: for an engine that starts before its trainer.
+
+        A store that cannot be read yet, or holds the beginning of a foreign version, is looked at again.
+
+        Args:
+            timeout_s: how long to wait; 0: look once.
+            poll_s: how often to look.
+
+        Raises:
+            TransportTimeoutError: there was none; names the store and what was found last.
+        """
+        end = time.monotonic() + timeout_s
+        while True:
+            found = self._lacks()
+            left_s = end - time.monotonic()
+            if found is None:
+                return
+            if left_s <= 0:
+                raise TransportTimeoutError(
+                    f"expected a version in {self._store} within {timeout_s} s, found {found}; start the "
+                    "publisher, check the path, or wait longer"
+                )
+            time.sleep(min(poll_s, left_s))
+
+    def _lacks(self) -> str | None:
+        """Return what the store lacks of a version; None if it has one."""
+        try:
+            layout = foreign_layout(self._store, self._layout)
+            if layout is not None:
+                return None if layout.versions(self._store) else f"none in layout {layout.name}"
+            raw = read_head(self._store)
+            if raw is None:
+                return f"no {names.HEAD}"
+            return None if head_format.load(raw).version is not None else "a run without a version"
+        except (TransportError, FormatError) as error:
+            return str(error)
 
     def _foreign(self) -> Follower | None:
         """Return who follows the store if it is not in our own layout; a layout is found out once."""
