@@ -5,10 +5,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 CROSS := .venvs/cross
 ORACLES := .venvs/oracles
+BRIDGE := .venvs/bridge
 VLLM := .venvs/vllm
+SGLANG := .venvs/sglang
+PEERS := .venvs/peers
 NATIVE := CMakeLists.txt $(shell find native -name '*.cc' -o -name '*.h')
 
-.PHONY: setup cross-env oracles vllm-env demo test test-long test-gpu lint type test-native bench golden clean
+.PHONY: setup cross-env oracles vllm-env sglang-env peers-env shards demo test test-long test-gpu lint type test-native bench golden clean
 
 setup: $(VENV)/.installed
 
@@ -31,6 +34,18 @@ vllm-env: $(VLLM)/.made-from
 $(VLLM)/.made-from: $(VENV)/.installed scripts/vllm_env.sh
 	scripts/vllm_env.sh $(BIN)/python $(VLLM)
 
+# SGLang on a CPU, likewise.
+sglang-env: $(SGLANG)/.made-from
+
+$(SGLANG)/.made-from: $(VENV)/.installed scripts/sglang_env.sh $(wildcard scripts/sglang_cpu/*.py)
+	scripts/sglang_env.sh $(BIN)/python $(SGLANG)
+
+# Mooncake and NIXL, in an environment of their own; it sees the packages of $(VENV).
+peers-env: $(PEERS)/.made-from
+
+$(PEERS)/.made-from: $(VENV)/.installed scripts/peers_env.sh tests/peers/packages.txt
+	scripts/peers_env.sh $(BIN)/python $(PEERS)
+
 demo: setup
 	$(BIN)/syncline demo
 
@@ -46,7 +61,7 @@ test-native: setup
 	scripts/test_native_sanitized.sh
 	scripts/test_native_fuzz.sh
 
-test: lint type test-native cross-env
+test: lint type test-native cross-env peers-env
 	$(BIN)/pytest
 
 # Made anew when its list changes; what is in it must not meet what is in the other environment.
@@ -56,9 +71,17 @@ $(ORACLES)/.installed: tests/oracles/requirements.txt
 	$(ORACLES)/bin/python -m pip install --quiet -r $<
 	touch $@
 
-oracles: $(ORACLES)/.installed
+# megatron-bridge and a newer megatron-core, which must not meet those either; it sees the packages of $(VENV).
+$(BRIDGE)/.made-from: $(VENV)/.installed scripts/bridge_env.sh
+	scripts/bridge_env.sh $(BIN)/python $(BRIDGE)
 
-test-long: setup cross-env oracles
+oracles: $(ORACLES)/.installed $(BRIDGE)/.made-from
+
+# Raw shards of Megatron as the tests read them, made anew; minutes.
+shards: oracles
+	$(ORACLES)/bin/python tests/oracles/make_shards.py shards
+
+test-long: setup cross-env peers-env oracles
 	scripts/test_native_fuzz.sh 120
 	HYPOTHESIS_PROFILE=long $(BIN)/pytest -m "not gpu"
 
@@ -73,4 +96,4 @@ golden: setup
 	$(BIN)/python scripts/make_golden.py
 
 clean:
-	rm -rf $(VENV) $(CROSS) $(ORACLES) $(VLLM) build demo-run .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CROSS) $(ORACLES) $(BRIDGE) $(VLLM) $(SGLANG) $(PEERS) build demo-run .pytest_cache .mypy_cache .ruff_cache .hypothesis

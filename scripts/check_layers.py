@@ -28,16 +28,21 @@ LEVELS = {
     "codecs": 3,
     "stores": 3,
     "channels": 3,
+    "peers": 3,
     "engines": 3,
     "commit": 3,
     "hotload": 3,
     "plan": 3,
     "interchange": 3,
+    "scorers": 3,
+    "gate": 3,
     "sync": 4,
     "bench": 5,
     "cli": 5,
     "serving": 5,
     "demo": 5,
+    "sglang": 5,
+    "vllm": 5,
     "": 5,
 }
 SIDEWAYS = {
@@ -50,9 +55,15 @@ SIDEWAYS = {
     ("abc", "config"),
     ("engines", "commit"),
     ("interchange", "codecs"),
+    ("scorers", "hotload"),
+    ("gate", "scorers"),
+    ("cli", "gate"),
+    ("demo", "gate"),
     ("cli", "demo"),
     ("cli", "bench"),
     ("cli", "serving"),
+    ("cli", "sglang"),
+    ("cli", "vllm"),
 }
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from syncline import kernels
 from syncline.abc import Engine
 from syncline.arrays import NUMPY_NAMES
 from syncline.engines import CheckpointDir, MemoryEngine, TorchModule
+from syncline.engines.learned import LearnedEngine, learn
 from syncline.types import DTYPE_BITS, ZERO, Bits, Fingerprint, Record, Span, TensorMeta, unsigned
 from syncline.version import HeldVersion, Manifest, PartEntry, TensorEntry
 
@@ -182,6 +184,46 @@ def module_engine(
     return engine
 
 
+def learned_engine(path: Path, weights: Weights, version: HeldVersion) -> Engine:
+    return worker_engine(weights, version, ways=1)
+
+
+def half_engine(path: Path, weights: Weights, version: HeldVersion) -> Engine:
+    return worker_engine(weights, version, ways=2)
+
+
+def worker_engine(weights: Weights, version: HeldVersion, *, ways: int) -> Engine:
+    """A worker that holds the last of `ways` cuts of every tensor, transposed if it is cut."""
+    import torch
+
+    def cut(tensor: torch.Tensor) -> torch.Tensor:
+        if ways == 1 or tensor.ndim == 0 or tensor.shape[0] % ways:
+            return tensor
+        rows = tensor.shape[0] // ways
+        return tensor[(ways - 1) * rows :].transpose(0, -1)
+
+    def load(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        for name, tensor in tensors:
+            live[name].copy_(cut(tensor))
+
+    checkpoint = {name: as_torch(METAS[name], bits) for name, bits in weights.items()}
+    live = {name: torch.zeros_like(cut(tensor)).contiguous() for name, tensor in checkpoint.items()}
+    load(checkpoint.items())
+    learned = learn(load, [METAS[name] for name in weights], live)
+    engine = LearnedEngine(learned, live, lambda name: (METAS[name], weights[name]))
+    engine.apply((), version)
+    return engine
+
+
+def as_torch(meta: TensorMeta, bits: Bits) -> Any:
+    import torch
+
+    dtype = getattr(torch, TORCH_DTYPES[meta.dtype])
+    if not bits.size:
+        return torch.empty(meta.shape, dtype=dtype)
+    return torch.from_numpy(bits.view(np.uint8).copy()).view(dtype).reshape(meta.shape)
+
+
 TORCH_DTYPES = {canonical: name for name, canonical in NUMPY_NAMES.items()}
 
 CASES = {
@@ -194,6 +236,9 @@ CASES = {
         make=torch_engine, empty=None, dtypes=frozenset(TORCH_DTYPES), is_pretending=True
     ),
     "torch_cuda": Case(make=cuda_engine, empty=None, dtypes=frozenset(TORCH_DTYPES)),
+    # A loader's copy makes 1 of every byte of a bool that is not 0, so random bytes cannot be loaded.
+    "learned": Case(make=learned_engine, empty=None, dtypes=frozenset(TORCH_DTYPES) - {"BOOL"}),
+    "learned_half": Case(make=half_engine, empty=None, dtypes=frozenset(TORCH_DTYPES) - {"BOOL"}),
     "torch_strided": Case(make=strided_engine, empty=None, dtypes=frozenset(TORCH_DTYPES)),
     "in_place": Case(
         make=lambda path, weights, version: filled(CheckpointDir(path / "m"), weights, version),

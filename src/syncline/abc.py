@@ -1,4 +1,4 @@
-"""The seams: six interfaces that a user may implement, each with at most five methods.
+"""The seams: eight interfaces that a user may implement, each with at most five methods.
 
 Every live seam has a public in-memory implementation, and one contract suite in `tests/contracts/` that runs
 over all implementations. Arguments are validated by the caller of a seam; what a seam promises is in
@@ -12,13 +12,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from syncline.errors import ConfigError
 from syncline.types import (
     Bits,
     Changes,
     DeviceBits,
     ObjectInfo,
+    Probe,
+    Read,
     Record,
+    Scores,
     Span,
     Step,
     TensorMeta,
@@ -29,6 +35,7 @@ from syncline.version import ForeignVersion, HeldVersion
 _PIECE_BYTES = 8 << 20
 
 Buffer = bytes | bytearray | memoryview
+ByteArray = NDArray[np.uint8]
 Observe = Callable[[Step], None]
 
 Base = Callable[[str], tuple[TensorMeta, Bits]]
@@ -196,6 +203,67 @@ class Channel(ABC):
         """Tell the other side that nothing more comes; harmless when called again."""
 
 
+class PeerMemory(ABC):
+    """Memory that other processes may read without asking this one's program, and reads of theirs.
+
+    Class attributes:
+        name: what offers, settings and messages call it.
+
+    A read says nothing of what the peer's program does with its memory at that moment: what was read is
+    to be checked (`syncline.peers.generation`, and fingerprints). What `describe` returns is to be handed
+    to readers over a way that is trusted: who has it can read what is registered.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def register(self, region: str, memory: ByteArray) -> None:
+        """Make memory readable by peers, and a place for reads of this side, under a name.
+
+        Args:
+            memory: (n,) uint8, contiguous, writable; kept alive until `unregister` or `close`, never copied.
+
+        Raises:
+            ConfigError: the name is taken (what is registered under it stays so), or the memory is not such.
+            TransportError: the transport refused it.
+        """
+
+    @abstractmethod
+    def unregister(self, region: str) -> None:
+        """Take a region back; a later read of it fails, where the transport can tell. Harmless if there is none.
+
+        A read by a peer that is under way, or over a transport that cannot tell, sees what the memory holds next.
+        """
+
+    @abstractmethod
+    def describe(self) -> bytes:
+        """Return what a peer needs to read the regions that are registered now."""
+
+    @abstractmethod
+    def read(self, peer: bytes, reads: Sequence[Read], timeout_s: float) -> None:
+        """Fill places in regions of this side from regions of a peer; when this returns all are filled.
+
+        Reads of one call are in no order; a call begins after the one before it has ended. After an error the
+        places hold anything, and nothing writes to them any more (`TransportTimeoutError`: see the
+        implementation).
+
+        Args:
+            peer: what the peer's `describe` returned.
+            reads: any number; no more than 1,024 are under way at a time.
+
+        Raises:
+            ConfigError: a region of this side is unknown or too small; nothing was read.
+            FormatError: `peer` is no description of this transport.
+            MovedOnError: the peer has no such region any more, or a read reaches beyond it.
+            PeerLostError: the peer is gone; says where it was.
+            TransportTimeoutError: it did not answer in `timeout_s` seconds.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Take all regions back and end what serves them; harmless when called again."""
+
+
 class Engine(ABC):
     """Something that serves weights and can take a new version, all of it or none of it."""
 
@@ -340,3 +408,29 @@ class Interchange(ABC):
     def files(self, store: Store, version: ForeignVersion) -> Mapping[str, bytes]:
         """Return a full version's further files (config, tokenizer) by name; none by default."""
         return {}
+
+
+class Scorer(ABC):
+    """Says how probable a model finds given texts: the trainer's model, or the one that an engine serves.
+
+    Attributes:
+        name: what it is, in a few words, for reports.
+    """
+
+    name: str
+
+    @abstractmethod
+    def score(self, probes: Sequence[Probe], top: int) -> list[Scores]:
+        """Return the scores of every probe, in order, by the weights that the model holds now.
+
+        The scores are of these very tokens: a scorer that is told of other ones, of fewer, or of
+        none for a place raises. What the model itself computed wrong (NaN) is returned as it is.
+
+        Args:
+            top: how many of the most probable tokens to return at each place, from 0.
+
+        Raises:
+            FormatError: the answer does not have the tokens that were asked for.
+            ConfigError: a probe is longer than the model takes, or has a token that it does not have.
+            TransportError: the engine cannot be reached, refused, or did not answer in time.
+        """

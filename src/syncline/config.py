@@ -62,6 +62,39 @@ def store_visible_within_s() -> float:
     return _seconds("SYNCLINE_STORE_VISIBLE_WITHIN_S", 0.0)
 
 
+def is_untested_vllm_allowed() -> bool:
+    """Tell whether `SYNCLINE_VLLM_UNTESTED` is 1: a vLLM that Syncline was never run with may be followed.
+
+    Raises:
+        ConfigError: the variable is neither 0 nor 1.
+    """
+    return _choice("SYNCLINE_VLLM_UNTESTED", ("0", "1")) == "1"
+
+
+def is_untested_sglang_allowed() -> bool:
+    """Tell whether `SYNCLINE_SGLANG_UNTESTED` is 1: an SGLang that Syncline was never run with may be followed.
+
+    Raises:
+        ConfigError: the variable is neither 0 nor 1.
+    """
+    return _choice("SYNCLINE_SGLANG_UNTESTED", ("0", "1")) == "1"
+
+
+def sglang_staging() -> str:
+    """Return `SYNCLINE_SGLANG_STAGING`: where a server's ranks find orders, the same as its follower's.
+
+    Raises:
+        ConfigError: it is not set.
+    """
+    value = os.environ.get("SYNCLINE_SGLANG_STAGING")
+    if not value:
+        raise ConfigError(
+            "SYNCLINE_SGLANG_STAGING: expected the follower's staging directory in the environment of the "
+            "SGLang server, found none; set it and start the server anew"
+        )
+    return value
+
+
 def threads() -> int:
     """Return how many threads compute: `SYNCLINE_THREADS`, or as many as this process may run on, at most 16.
 

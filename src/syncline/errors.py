@@ -12,6 +12,7 @@
     │  ├─ TransportUnavailableError        a package, device or permission is missing
     │  ├─ TransportTimeoutError (TimeoutError)
     │  ├─ PeerLostError (ConnectionError)
+    │  ├─ MovedOnError                     a peer's memory holds another version by now
     │  ├─ EndpointError                    an HTTP endpoint refused a request, or cannot serve it
     │  └─ StoreError (OSError)             a store refused or failed
     │     ├─ ObjectNotFoundError           no object has this key
@@ -90,6 +91,10 @@ class TransportTimeoutError(TransportError, TimeoutError):
 
 class PeerLostError(TransportError, ConnectionError):
     """The other side went away."""
+
+
+class MovedOnError(TransportError):
+    """A peer's memory does not hold what it offered any more; nothing that was read is used."""
 
 
 class EndpointError(TransportError):

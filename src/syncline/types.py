@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from syncline.errors import LayoutError
+from syncline.errors import ConfigError, LayoutError
 
 Bits = NDArray[Any]
 """Flat array of uint8, uint16, uint32 or uint64, little-endian: the bits of consecutive units."""
@@ -219,6 +219,23 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
+class Read:
+    """One stretch of a peer's memory to be read: where it lies there, and where it belongs here.
+
+    Attributes:
+        region, offset: the peer's registered region, and the first byte in it.
+        into, place: the region on this side, and the first byte in it.
+        nbytes: how much; 0 is allowed and reads nothing.
+    """
+
+    region: str
+    offset: int
+    into: str
+    place: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class ObjectInfo:
     """One object in a store: its key and its size."""
 
@@ -238,3 +255,54 @@ class Step:
     name: str
     done_bytes: int = 0
     total_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A fixed text, as token ids, whose second half is scored: trainer and engine both do it.
+
+    Attributes:
+        prompt: token ids of the context, at least one.
+        continuation: token ids that follow it, at least one; each gets a log-probability.
+
+    Raises:
+        ConfigError: one of them is empty, or holds what is no token id (0 to 2**31 - 1).
+    """
+
+    prompt: tuple[int, ...]
+    continuation: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for name, tokens in (("prompt", self.prompt), ("continuation", self.continuation)):
+            if not tokens:
+                raise ConfigError(f"probe: expected at least one token in the {name}, found none")
+            for token in tokens:
+                if type(token) is not int or not 0 <= token < 1 << 31:
+                    raise ConfigError(
+                        f"probe: expected token ids from 0 to 2**31 - 1 in the {name}, found {token!r:.80}"
+                    )
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Prompt and continuation."""
+        return self.prompt + self.continuation
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scores:
+    """What a model makes of one probe: natural logarithms of probabilities, at temperature 1.
+
+    Attributes:
+        logprobs: (n,) float64, of each token of the continuation given all before it; NaN or an
+            infinity is kept where that is what the model computed.
+        top_tokens: (n, k) int64, the k most probable tokens at each place, most probable first; k may
+            be 0.
+        top_logprobs: (n, k) float64, theirs.
+        resumed: the last token's log-probability once more, computed by way of the engine's prefix
+            cache; None from a scorer that has none.
+    """
+
+    logprobs: NDArray[np.float64]
+    top_tokens: NDArray[np.int64]
+    top_logprobs: NDArray[np.float64]
+    resumed: float | None = None

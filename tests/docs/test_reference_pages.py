@@ -55,8 +55,8 @@ def test_every_setting_is_on_the_page() -> None:
     assert {name for row in listed for name in re.findall(r"[a-z_]+", row)} == {
         option.name for option in fields(PublisherOptions)
     }
-    variables = set(re.findall(r"SYNCLINE_[A-Z]+", Path(config.__file__).read_text()))
-    assert set(re.findall(r"(?m)^\| `(SYNCLINE_[A-Z]+)`", page)) == variables
+    variables = set(re.findall(r"SYNCLINE_[A-Z_]+", Path(config.__file__).read_text()))
+    assert set(re.findall(r"(?m)^\| `(SYNCLINE_[A-Z_]+)`", page)) == variables
 
 
 def test_public_names_are_sorted_and_few() -> None:

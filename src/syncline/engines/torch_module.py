@@ -2,40 +2,19 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from syncline import arrays, device, kernels
+from syncline import arrays, device
 from syncline.abc import Engine
 from syncline.arrays import torch_meta
 from syncline.commit.overwrite import apply_in_memory
+from syncline.engines.tied import Tied, agreeing
 from syncline.engines.torch_memory import TorchTarget, check_writable, identity, same_memory
 from syncline.errors import ConfigError, LayoutError, TornUpdateError
-from syncline.types import ZERO, Bits, DeviceBits, Fingerprint, Record, Span, TensorMeta
+from syncline.types import Bits, DeviceBits, Record, Span, TensorMeta
 from syncline.version import HeldVersion
-
-
-class Tied(Mapping[str, TensorMeta]):
-    """Tensors by name, where tied ones share memory: each memory is listed once, every name is found.
-
-    `model.embed_tokens.weight` and `lm_head.weight` of a tied model are one tensor: iteration and length
-    know the first name alone, `[]`, `in` and `get` both. So a version may list either or both.
-    """
-
-    def __init__(self, metas: Mapping[str, TensorMeta], aliases: Mapping[str, str]) -> None:
-        self._metas = metas
-        self.aliases = aliases
-
-    def __getitem__(self, name: str) -> TensorMeta:
-        return self._metas[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name in self._metas if name not in self.aliases)
-
-    def __len__(self) -> int:
-        return len(self._metas) - len(self.aliases)
 
 
 class TorchModule(Engine):
@@ -122,7 +101,7 @@ class TorchModule(Engine):
         before, now = (self._held, self._held_memory), (held, identity(live))
         try:
             apply_in_memory(
-                _agreeing(records, live, held),
+                agreeing(records, _aliases(live), held),
                 metas,
                 TorchTarget(live),
                 lambda: self._hold(*now),
@@ -167,45 +146,6 @@ class TorchModule(Engine):
             check_writable(name, own[entry])
             live[name] = own[entry]
         return live
-
-
-def _agreeing(
-    records: Iterable[Record], live: Mapping[str, Any], held: HeldVersion
-) -> Iterator[Record]:
-    """Pass the records on; refuse at their end if tied tensors, which are one, would get other bits.
-
-    All of them start from the same bits, so they agree if their changes have the same fingerprint.
-    """
-    aliases = _aliases(live)
-    tied = {*aliases, *aliases.values()}
-    totals: defaultdict[str, Fingerprint] = defaultdict(lambda: ZERO)
-    for record in records:
-        if record.name in tied:
-            totals[record.name] += _change(record)
-        yield record
-    listed = held.manifest.by_name
-    first: dict[str, str] = {}
-    for name in (name for name in live if name in tied and name in listed):
-        other = first.setdefault(aliases.get(name, name), name)
-        if totals[name] != totals[other]:
-            raise LayoutError(
-                f"tensors {other!r} and {name!r} are tied in the module, but version {held.version} has "
-                "different bits for them; nothing was written; build the module without tying them",
-                tensor=name,
-                version=held.version,
-            )
-
-
-def _change(record: Record) -> Fingerprint:
-    """Return what a record adds to a fingerprint that is blind to the tensor's name."""
-    seeds = kernels.seeds("tied")
-    offsets = record.offsets
-    if offsets is None:
-        before = kernels.fingerprint(record.old_bits, record.start, seeds)
-        return kernels.fingerprint(record.new_bits, record.start, seeds) - before
-    return kernels.fingerprint_change(
-        record.start, offsets, record.old_bits, record.new_bits, seeds
-    )
 
 
 def _aliases(live: Mapping[str, Any]) -> dict[str, str]:

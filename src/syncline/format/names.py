@@ -61,6 +61,16 @@ def key(version: int, file: str) -> str:
     return f"{version_dir(version)}/{file}"
 
 
+def scores_key(version: int) -> str:
+    """Return the store key of the trainer's scores of a version; they lie outside its directory.
+
+    Example:
+        >>> scores_key(7)
+        'scores/weight_v000007.json'
+    """
+    return f"scores/{version_dir(version)}.json"
+
+
 def part_name(index: int, count: int) -> str:
     """Return the file name of part `index`, from 0, of `count`.
 

@@ -16,6 +16,8 @@ from syncline.format.names import FORMAT_VERSION, MAX_INTEGER
 
 _HEX = re.compile(r"[0-9a-f]+")
 
+MAX_FLOAT = 1.7976931348623157e308
+
 
 def parse(data: bytes, where: str, *, limit_bytes: int) -> object:
     """Return the value that the UTF-8 JSON text `data` stands for.
@@ -210,3 +212,14 @@ def integer(value: object, where: str, *, minimum: int = 0, maximum: int = MAX_I
             f"{where} must be an integer from {minimum} to {maximum}, found {value!r:.80}"
         )
     return value
+
+
+def number(value: object, where: str) -> float:
+    """Return `value` as a finite float.
+
+    Raises:
+        FormatError: it is something else.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_FLOAT:
+        raise FormatError(f"{where} must be a finite number, found {value!r:.80}")
+    return float(value)

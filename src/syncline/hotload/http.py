@@ -91,7 +91,7 @@ class Endpoint:
         pause_s = FIRST_PAUSE_S
         while True:
             try:
-                return self._attempt(method, body, headers, limit_bytes, deadline_s)
+                return self._attempt(method, self.url, body, headers, limit_bytes, deadline_s)
             except (PeerLostError, TransportTimeoutError) as error:
                 failure: TransportError = error
             except _RetryLaterError as error:
@@ -102,6 +102,26 @@ class Endpoint:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
+    def request_once(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        secret_headers: Mapping[str, str],
+        *,
+        limit_bytes: int,
+        deadline_s: float,
+    ) -> bytes:
+        """Return the body of a 2xx answer to one attempt, for what must not be done twice; see `request`.
+
+        Args:
+            path: what follows the URL, with a query.
+        """
+        headers = {**self._headers, **secret_headers}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        return self._attempt(method, self.url + path, body, headers, limit_bytes, deadline_s)
+
     def close(self) -> None:
         """Close the connections that are kept for the next request."""
         self._pool.clear()
@@ -109,6 +129,7 @@ class Endpoint:
     def _attempt(
         self,
         method: str,
+        url: str,
         body: bytes | None,
         headers: Mapping[str, str],
         limit_bytes: int,
@@ -118,11 +139,11 @@ class Endpoint:
 
         until_s = min(deadline_s, time.monotonic() + self._attempt_timeout_s)
         left_s = max(until_s - time.monotonic(), 0.001)
-        what = f"{method} {self.url}"
+        what = f"{method} {url}"
         try:
             response = self._pool.request(
                 method,
-                self.url,
+                url,
                 body=body,
                 headers=headers,
                 timeout=urllib3.Timeout(total=left_s),

@@ -102,12 +102,23 @@ class Builder:
         return self._local(rule, local, pieces, cut)
 
     def _piece(self, rule: Rule, texts: str, prefix: str, expert: int = 0) -> Piece:
-        """Return a piece in the spelling that the known checkpoint has, else the first."""
+        """Return a piece in the spelling that the known checkpoint has, else the first.
+
+        Raises:
+            LayoutError: the checkpoint's shape fits several spellings, as a square matrix fits its transpose.
+        """
         pieces = [
             resolve(text, self.model.dims, prefix, expert, self.model.canonical)
             for text in texts.split(" | ")
         ]
-        piece = next((piece for piece in pieces if self._is_known(piece)), pieces[0])
+        fits = [piece for piece in pieces if self._is_known(piece)]
+        if len(fits) > 1:
+            raise LayoutError(
+                f"{fits[0].name}: its shape {fits[0].shape} fits {len(fits)} ways in which checkpoints of "
+                f"this family lay it out ({texts}); give a `family` whose table has only the right one",
+                tensor=fits[0].name,
+            )
+        piece = fits[0] if fits else pieces[0]
         if piece.name not in self.catalog:
             known = self.metas.get(piece.name) if self.metas else None
             dtype = known.dtype if known else rule.dtype or self.model.dtype

@@ -247,8 +247,9 @@ MINIMAX_M2 = Family(
         INPUT_NORM,
         *QKV,
         *ATTENTION_OUT,
-        norm("self_attention.q_layernorm.weight", "self_attn.q_norm.weight", side="q"),
-        norm("self_attention.k_layernorm.weight", "self_attn.k_norm.weight", side="kv"),
+        # One norm over all heads, cut with them.
+        Rule("column", "self_attention.q_layernorm.weight", ("self_attn.q_norm.weight: q",)),
+        Rule("groups", "self_attention.k_layernorm.weight", ("self_attn.k_norm.weight: kv",)),
         *experts("block_sparse_moe", "w1", "w3", "w2"),
         expert_bias("block_sparse_moe.e_score_correction_bias"),
     )

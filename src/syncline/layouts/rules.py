@@ -34,6 +34,7 @@ KINDS = {
     "row": "columns are cut",
     "qkv": "rows of query groups, q.. k v of one group after the other; the whole is cut evenly",
     "heads": "as column, but pieces after the first are cut into `groups` at most, then repeated",
+    "groups": "as column, but every piece is cut into `groups` at most, then repeated",
     "vocab": "rows are cut after rows of padding were added",
     "first": "the first rank holds all of it, the memory of the others is padding",
 }
@@ -302,13 +303,13 @@ def _parts(
         ways = cut.ways
         if kind in ("replicated", "first"):
             ways = 1
-        elif kind == "heads" and index:
+        elif kind == "groups" or (kind == "heads" and index):
             ways = min(ways, cut.groups)
         elif kind not in KINDS:
             raise LayoutError(f"{local}: no kind {kind!r}; there are {sorted(KINDS)}", tensor=local)
         if cut.ways % ways:
             raise LayoutError(f"{local}: {cut.ways} ranks for {ways} groups", tensor=local)
-        copies = cut.ways // ways if kind == "heads" else 1
+        copies = cut.ways // ways if kind in ("heads", "groups") else 1
         yield [(index, 0, n)], ways, copies
 
 

@@ -5,6 +5,7 @@ The client is `HotLoadClient`, which trainers use without any of this.
 
 from syncline.hotload import FIREWORKS, ROLLOUT, Dialect, HotLoadClient, WeightVersion
 from syncline.serving.gate import WeightVersionGate
+from syncline.serving.puller import Puller
 from syncline.serving.replica import Replica
 from syncline.serving.server import hot_load_app, serve
 
@@ -13,6 +14,7 @@ __all__ = [
     "ROLLOUT",
     "Dialect",
     "HotLoadClient",
+    "Puller",
     "Replica",
     "WeightVersion",
     "WeightVersionGate",

@@ -7,13 +7,14 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, HTTPException, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from syncline.errors import ConfigError, FormatError, SynclineError
 from syncline.hotload import Token, WeightVersion, identity
 from syncline.hotload.client import PATH
 from syncline.hotload.weight_version import EXACT, MINIMUM, MINIMUM_TOO
+from syncline.serving import metrics
 from syncline.serving.bearer import BearerGuard
 from syncline.serving.body import StrictRoute
 from syncline.serving.gate import error
@@ -21,6 +22,7 @@ from syncline.serving.order import LineageError, Order, UnknownVersionError
 from syncline.serving.replica import Replica
 from syncline.serving.schema import Accepted, Error, HotLoad, ReplicaAnswer, Serves, Status
 
+METRICS_PATH = "/metrics"
 CHECK_PATH = PATH.removesuffix("hot_load") + "weight_version"
 
 _KINDS = {
@@ -79,6 +81,11 @@ def _router(replicas: Sequence[Replica]) -> APIRouter:
         """What each replica serves, and whether it is ready."""
         answers = [ReplicaAnswer.model_validate(r.status().as_dict()) for r in replicas]
         return Status(replicas=answers)
+
+    @router.get(METRICS_PATH, response_class=PlainTextResponse)
+    def figures() -> PlainTextResponse:
+        """Figures of each replica, for Prometheus."""
+        return PlainTextResponse(metrics.text(replicas), media_type=metrics.CONTENT_TYPE)
 
     @router.get(CHECK_PATH)
     def weight_version(

@@ -13,9 +13,8 @@ from syncline.errors import ConfigError, SynclineError, TornUpdateError
 from syncline.hotload import ReplicaStatus, identity
 from syncline.serving import order as orders
 from syncline.serving.admission import Admission
-from syncline.serving.gated import GatedEngine
 from syncline.serving.order import Order
-from syncline.sync import Receiver
+from syncline.serving.puller import EnginePuller, Puller
 from syncline.sync.checks import check_kind
 from syncline.sync.history import read_head
 from syncline.sync.layout import own_history
@@ -40,7 +39,7 @@ class Replica:
 
     Args:
         store: where a `Publisher` writes.
-        engine: what serves the weights; only this replica may change it.
+        engine: what serves the weights, or a `Puller`; only this replica may change it.
         name: shown as `replica`.
         load: called with every version that the engine has taken, before it is reported: where the engine
             is a directory, make the serving process load it here.
@@ -66,7 +65,7 @@ class Replica:
     def __init__(
         self,
         store: Store,
-        engine: Engine,
+        engine: Engine | Puller,
         *,
         name: str = "0",
         load: Load | None = None,
@@ -75,15 +74,23 @@ class Replica:
         drain_timeout_s: float = 60.0,
     ) -> None:
         check_kind("store", store, Store)
-        check_kind("engine", engine, Engine)
+        if not isinstance(engine, Puller):
+            check_kind("engine", engine, Engine)
         if follow_s is not None and not follow_s > 0:
             raise ConfigError(f"follow_s must be above 0, found {follow_s}")
         self.name = name
         self.admission = Admission()
         self._store = store
-        self._engine = engine
-        gated = GatedEngine(engine, lambda at: self.admission.let_pass(at, drain_timeout_s))
-        self._receiver = Receiver(store, gated, observe=self._observe)
+        self._engine: Puller = (
+            EnginePuller(
+                store,
+                engine,
+                lambda at: self.admission.let_pass(at, drain_timeout_s),
+                self._observe,
+            )
+            if isinstance(engine, Engine)
+            else engine
+        )
         self._load_hook = load
         self._reset_hook = reset_cache
         self._follow_s = follow_s
@@ -96,6 +103,7 @@ class Replica:
         self._done_bytes = self._total_bytes = 0
         self._served: HeldVersion | None = None
         self._error: str | None = None
+        self._loads = self._failures = 0
         self._is_torn = False
         self._owes_reset = False
         self._has_caught_up = False
@@ -173,6 +181,20 @@ class Replica:
                 return self._says(current, "error", self._error)
             return self._says(current, "done")
 
+    def figures(self) -> dict[str, float]:
+        """Return how the replica stands, by name of a metric; see `syncline.serving.metrics`."""
+        is_ready = self.status().readiness
+        with self._changed:
+            figures = {
+                "syncline_ready": float(is_ready),
+                "syncline_loads_total": float(self._loads),
+                "syncline_failures_total": float(self._failures),
+                **self._engine.figures(),
+            }
+            if self._served is not None:
+                figures["syncline_version"] = float(self._served.version)
+            return figures
+
     def _says(self, current: str | None, stage: str, reason: str | None = None) -> ReplicaStatus:
         is_ready = stage == "done"
         return ReplicaStatus(is_ready, current, reason, stage, self.name)
@@ -188,7 +210,7 @@ class Replica:
                 if self._is_closing:
                     return
                 is_asked = self._waiting is not None
-            if not is_asked and self._has_caught_up and not self._has_head_moved():
+            if not is_asked and self._has_caught_up and not self._has_work():
                 continue
             with self._changed:
                 order = Order(None) if self._waiting is None else self._waiting
@@ -200,6 +222,14 @@ class Replica:
     def _patience_s(self, pause_s: float) -> float | None:
         """Return how long to wait for an order before looking at the store unasked."""
         return self._follow_s if self._has_caught_up else pause_s
+
+    def _has_work(self) -> bool:
+        """Tell whether an unasked load is due: the store has moved on, or the engine lost what it had."""
+        if self._engine.is_serving():
+            return self._has_head_moved()
+        with self._changed:
+            self._served, self._error = None, "the engine does not answer, or was started anew"
+        return True
 
     def _has_head_moved(self) -> bool:
         """Tell whether the store names another current version than when it was last loaded."""
@@ -215,7 +245,7 @@ class Replica:
         try:
             head = read_head(self._store)
             own_history(self._store)
-            self._receiver.sync(order.version, repair=self._is_torn)
+            self._engine.sync(order.version, repair=self._is_torn)
             self._is_torn, self._head = False, head
         except Exception as failure:  # noqa: BLE001 - whatever it is, the replica serves on and says it
             error = self._failure(failure)
@@ -224,6 +254,8 @@ class Replica:
         except Exception as failure:  # noqa: BLE001 - the same
             served, error = None, self._failure(failure)
         with self._changed:
+            self._loads += error is None and served is not self._served
+            self._failures += error is not None
             self._has_caught_up = self._has_caught_up or error is None
             self._served = served
             self._error = error

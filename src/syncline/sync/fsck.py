@@ -48,7 +48,7 @@ def check_store(store: Store, *, deep: bool, observe: Observe) -> tuple[int, lis
         versions.extend(history.back())
     for number, at in enumerate(versions):
         prefix = names.version_dir(at.version)
-        known |= {info.key for info in store.list(prefix + "/")}
+        known |= {info.key for info in store.list(prefix + "/")} | {names.scores_key(at.version)}
         base = versions[number + 1] if number + 1 < len(versions) else None
         _check_version(store, at, base, findings)
         observe(Step("fsck.version", number + 1, len(versions)))

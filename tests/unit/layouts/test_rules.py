@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -50,6 +52,14 @@ def test_a_query_group_is_cut_in_the_middle() -> None:
             "v[0:1, 0:8] = t@24 strides (8, 1)",
         ],
         ["q[6:10, 0:8] = t@0 strides (8, 1)"],
+    ]
+
+
+def test_groups_are_repeated_where_ranks_are_more() -> None:
+    piece = resolve("w: kv", {"kv": 6}, "")
+    held = [arrange("groups", [piece], Cut(rank, 4, 1, groups=2), "t") for rank in range(4)]
+    assert [(blocks[0].start, blocks[0].shape, blocks[0].copies) for _, blocks, _ in held] == [
+        *(((0,), (3,), 2), ((0,), (3,), 2), ((3,), (3,), 2), ((3,), (3,), 2))
     ]
 
 
@@ -130,6 +140,26 @@ def test_stacked_experts_are_taken_as_seen() -> None:
         block for block in layout.placements[1].blocks if ".0.mlp.experts.3.up_proj" in block.name
     )
     assert block.offset == 8 * 8 + 4 * 8
+
+
+def test_a_square_checkpoint_that_may_be_transposed_is_refused() -> None:
+    """Qwen3-VL-MoE is saved inputs first or outputs first; only its shape says which."""
+    config = {**TINY, "model_type": "qwen3_vl_moe_text", "num_experts": 2}
+    plain = megatron_layout({**config, "moe_intermediate_size": 6}, MegatronMesh(1))
+    turned = [
+        replace(tensor.meta, shape=(tensor.meta.shape[0], *tensor.meta.shape[:0:-1]))
+        if tensor.meta.name.endswith(("gate_up_proj", "down_proj"))
+        else tensor.meta
+        for tensor in plain.catalog.values()
+    ]
+    config["moe_intermediate_size"] = 6
+    assert (
+        megatron_layout(config, MegatronMesh(1), checkpoint=turned).placements != plain.placements
+    )
+    config["moe_intermediate_size"] = 4  # twice this is the hidden size
+    square = [tensor.meta for tensor in megatron_layout(config, MegatronMesh(1)).catalog.values()]
+    with pytest.raises(LayoutError, match=r"gate_up_proj: its shape \(2, 8, 8\) fits 2 ways"):
+        megatron_layout(config, MegatronMesh(1), checkpoint=square)
 
 
 def test_a_family_of_another_package_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

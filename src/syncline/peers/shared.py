@@ -1,0 +1,208 @@
+"""Reads of a peer's memory on the same machine: both map the same pages, and a read is one copy.
+
+The memory has no name in any file system: it is found through the peer's process. So nothing can be left
+behind, whoever is killed, and only who may look into that process finds it. Linux alone, in one PID namespace, same user.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from syncline.abc import ByteArray, PeerMemory
+from syncline.errors import ConfigError, MovedOnError, PeerLostError, TransportUnavailableError
+from syncline.peers import regions
+from syncline.peers.regions import Description, Regions
+from syncline.types import Bits, Read
+
+_FIELDS = ("pid", "born", "boot", "table", "table_inode")
+_SLOTS = 1 << 17
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pages:
+    """Memory of our own that others can map: the descriptor that they open, and where it lies here."""
+
+    descriptor: int
+    inode: int
+    first: int
+    memory: ByteArray
+
+
+class SharedPeer(PeerMemory):
+    """Memory that peers on the same machine map and read.
+
+    Only memory that came from `allocate` of the same object can be registered. A peer that was killed can be
+    read no more, and what was mapped of it is let go of.
+
+    Raises:
+        TransportUnavailableError: not Linux.
+    """
+
+    name = "shared"
+
+    def __init__(self) -> None:
+        if not sys.platform.startswith("linux"):
+            raise TransportUnavailableError("shared pages are found through /proc: Linux alone")
+        self._regions = Regions()
+        self._pages: list[_Pages] = []
+        self._mapped: dict[tuple[str, str, str], ByteArray] = {}
+        self._lock = threading.Lock()
+        self._is_closed = False
+        # One word a region, its number while it is registered: readers look at it before and after.
+        self._table = self.allocate(8 * _SLOTS).view("<u8")
+        self._numbers: dict[str, int] = {}
+        self._next = 1
+
+    def allocate(self, nbytes: int) -> ByteArray:
+        """Return (nbytes,) zeros that peers can map, once registered; they live until `close`.
+
+        Raises:
+            TransportUnavailableError: the system has no memory left for it.
+        """
+        try:
+            descriptor = os.memfd_create(f"syncline-{secrets.token_hex(4)}", os.MFD_CLOEXEC)
+            os.ftruncate(descriptor, max(nbytes, 1))
+            pages = mmap.mmap(descriptor, max(nbytes, 1))
+        except OSError as error:
+            raise TransportUnavailableError(
+                f"{nbytes} bytes of shared memory: {error.strerror}"
+            ) from error
+        memory: ByteArray = np.frombuffer(pages, np.uint8)[:nbytes]
+        first = int(np.frombuffer(pages, np.uint8).ctypes.data)
+        with self._lock:
+            self._pages.append(_Pages(descriptor, os.fstat(descriptor).st_ino, first, memory))
+        return memory
+
+    def register(self, region: str, memory: ByteArray) -> None:
+        """Make memory from `allocate` readable; see `PeerMemory.register`."""
+        if self._is_closed:
+            raise ConfigError("register: this side was closed; make a new one")
+        self._find(region, memory)
+        if self._next == _SLOTS:
+            raise ConfigError(f"register: {_SLOTS - 1} regions are the most; make a new side")
+        self._regions.add(region, memory)
+        with self._lock:
+            number, self._next = self._next, self._next + 1
+            self._numbers[region] = number
+            self._table[number] = number
+
+    def unregister(self, region: str) -> None:
+        """Take a region back; see `PeerMemory.unregister`."""
+        with self._lock:
+            number = self._numbers.pop(region, None)
+            if number is not None:
+                self._table[number] = 0
+        self._regions.remove(region)
+
+    def describe(self) -> bytes:
+        """Return what peers need; see `PeerMemory.describe`."""
+        rows = {}
+        for name, memory in self._regions.items():
+            pages = self._find(name, memory)
+            offset = int(memory.ctypes.data) - pages.first
+            rows[name] = (memory.size, pages.descriptor, pages.inode, offset, self._numbers[name])
+        pid, table = os.getpid(), self._pages[0]
+        fields = {
+            "pid": str(pid),
+            "born": _born(pid),
+            "boot": _boot(),
+            "table": str(table.descriptor),
+            "table_inode": str(table.inode),
+        }
+        return Description(self.name, f"process {pid}", fields, rows).dump()
+
+    def read(self, peer: bytes, reads: Sequence[Read], timeout_s: float) -> None:
+        """Copy from the peer's pages; see `PeerMemory.read`. Never waits."""
+        places = dict(zip(reads, self._regions.places(reads), strict=True))
+        described = regions.load(peer, self.name, _FIELDS, 4)
+        located = described.locate(reads)
+        fields = described.fields
+        if fields["boot"] != _boot() or not fields["pid"].isdecimal():
+            raise PeerLostError(f"{described.place} is on another machine")
+        if _born(int(fields["pid"])) != fields["born"]:
+            self._forget(fields["pid"])
+            raise PeerLostError(f"{described.place} has ended")
+        table = self._map(described, fields["table"], fields["table_inode"]).view("<u8")
+        for read, (_, descriptor, inode, first, number) in located:
+            _require(table, number, described, read)
+            pages = self._map(described, str(descriptor), str(inode))
+            start = first + read.offset
+            if start + read.nbytes > pages.size:
+                raise MovedOnError(f"{described.place}: region {read.region!r} is not there")
+            places[read][:] = pages[start : start + read.nbytes]
+        for read, row in located:
+            _require(table, row[-1], described, read)
+
+    def close(self) -> None:
+        """Let go of all memory: it is freed when no array and no peer uses it any more."""
+        self._is_closed = True
+        for region in self._regions.names():
+            self.unregister(region)
+        with self._lock:
+            pages, self._pages = self._pages, []
+            self._mapped.clear()
+        for one in pages:
+            os.close(one.descriptor)
+
+    def _find(self, region: str, memory: ByteArray) -> _Pages:
+        address = int(memory.ctypes.data) if isinstance(memory, np.ndarray) else -1
+        with self._lock:
+            for pages in self._pages:
+                if pages.first <= address <= pages.first + pages.memory.size - memory.nbytes:
+                    return pages
+        raise ConfigError(
+            f"region {region!r}: peers can map only memory that came from allocate() of this object"
+        )
+
+    def _map(self, described: Description, descriptor: str, inode: str) -> ByteArray:
+        key = (described.fields["pid"], described.fields["born"], inode)
+        with self._lock:
+            if key in self._mapped:
+                return self._mapped[key]
+        try:
+            with Path(f"/proc/{key[0]}/fd/{descriptor}").open("rb") as file:
+                status = os.fstat(file.fileno())
+                if str(status.st_ino) != inode:
+                    raise MovedOnError(f"{described.place} has let go of this memory")
+                pages = mmap.mmap(file.fileno(), status.st_size, prot=mmap.PROT_READ)
+        except FileNotFoundError as error:
+            raise MovedOnError(f"{described.place} has let go of this memory") from error
+        except OSError as error:
+            raise TransportUnavailableError(
+                f"{described.place}: its memory cannot be mapped: {error.strerror}; run both as the same user"
+            ) from error
+        memory: ByteArray = np.frombuffer(pages, np.uint8)
+        with self._lock:
+            self._mapped[key] = memory
+        return memory
+
+    def _forget(self, pid: str) -> None:
+        with self._lock:
+            self._mapped = {key: pages for key, pages in self._mapped.items() if key[0] != pid}
+
+
+def _require(table: Bits, number: int, described: Description, read: Read) -> None:
+    if number >= table.size or table[number] != number:
+        raise MovedOnError(f"{described.place} has taken region {read.region!r} back")
+
+
+def _born(pid: int) -> str:
+    """Return when a process started, in ticks since boot; empty if it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in ("Z", "X") else fields[19]
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -1,0 +1,115 @@
+"""What a server says of itself, strictly read where Syncline relies on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from syncline.errors import FormatError
+from syncline.format import strict_json
+
+LIMIT_BYTES = 64 << 20
+"""Longest answer that is read: checksums of some hundred thousand parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One server, as `/server_info` and `/model_info` describe it.
+
+    Attributes:
+        version: release of SGLang.
+        model_path: where it loaded its weights from last.
+        label: the weight version that answers carry.
+        tensor_ranks: how many ranks share a layer.
+        replicas: data-parallel copies; `stages`: pipeline stages.
+        draft: what speculates, None if nothing does.
+        loaders: import paths that `--custom-weight-loader` allows.
+    """
+
+    version: str
+    model_path: str
+    label: str
+    tensor_ranks: int
+    replicas: int
+    stages: int
+    draft: str | None
+    loaders: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Checksums:
+    """SGLang's own checksums.
+
+    Attributes:
+        ranks: of each rank, by name of its local parameter.
+        engine: one over all of them.
+    """
+
+    ranks: tuple[Mapping[str, str], ...]
+    engine: str
+
+
+def server(server_info: bytes, model_info: bytes) -> Server:
+    """Read the two descriptions.
+
+    Raises:
+        FormatError: a member is missing or of another type.
+    """
+    about = document(server_info, "/server_info")
+    model = document(model_info, "/model_info")
+    loaders = about.get("custom_weight_loader")
+    draft = about.get("speculative_algorithm")
+    if draft is not None and not isinstance(draft, str):
+        raise FormatError(f"/server_info.speculative_algorithm: found {draft!r:.80}")
+    listed = strict_json.items([] if loaders is None else loaders, "/server_info")
+    return Server(
+        _text(about, "version", "/server_info"),
+        _text(model, "model_path", "/model_info"),
+        _text(model, "weight_version", "/model_info"),
+        _count(about, "tp_size"),
+        _count(about, "dp_size"),
+        _count(about, "pp_size"),
+        draft,
+        tuple(str(loader) for loader in listed),
+    )
+
+
+def checksums(raw: bytes) -> Checksums:
+    """Read the answer of `/weights_checker`.
+
+    Raises:
+        FormatError: it has no checksums, or others than hexadecimal strings.
+    """
+    where = "/weights_checker"
+    answer = document(raw, where)
+    ranks = []
+    for rank in strict_json.items(answer.get("ranks"), f"{where}.ranks"):
+        found = strict_json.members(
+            strict_json.members(rank, where).get("checksums"), f"{where}.checksums"
+        )
+        if not all(isinstance(value, str) for value in found.values()):
+            raise FormatError(f"{where}: expected checksums as strings, found {found!r:.200}")
+        ranks.append(found)
+    if not ranks:
+        raise FormatError(f"{where}: expected the checksums of at least one rank, found none")
+    return Checksums(tuple(ranks), _text(answer, "per_engine_checksum", where))
+
+
+def document(raw: bytes, where: str) -> dict[str, Any]:
+    """Read a JSON object."""
+    return strict_json.members(strict_json.parse(raw, where, limit_bytes=LIMIT_BYTES), where)
+
+
+def _text(members: Mapping[str, Any], key: str, where: str) -> str:
+    value = members.get(key)
+    if not isinstance(value, str):
+        raise FormatError(f"{where}.{key} must be a string, found {value!r:.80}")
+    return value
+
+
+def _count(members: Mapping[str, Any], key: str) -> int:
+    value = members.get(key, 1)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise FormatError(f"/server_info.{key} must be a count, found {value!r:.80}")
+    return value

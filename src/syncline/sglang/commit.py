@@ -1,0 +1,211 @@
+"""The order of an update: pause, begin, put in, end, flush, prove, name, go on.
+
+No call carries a version or a flush of its own: the version's name is set when everything else has
+succeeded. Until then everything can be taken back, and is if anything fails: then the server serves its
+old weights under their old name. Where that fails too the server stays paused.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from syncline.errors import (
+    ConfigError,
+    EndpointError,
+    OutcomeUnknownError,
+    SynclineError,
+    TornUpdateError,
+)
+from syncline.sglang.answers import Checksums
+from syncline.sglang.change import Change
+from syncline.sglang.control import PauseMode, SglangHttp
+from syncline.sglang.versions import Rules
+
+STEPS = ("paused", "begun", "sent", "ended", "flushed", "proved", "labelled")
+MODES = ("retract", "in_place", "abort")
+
+
+@dataclass(frozen=True, slots=True)
+class CommitOptions:
+    """How a version is put in place.
+
+    Attributes:
+        pause: what becomes of running requests. `retract` puts them back into the queue, to go on with the
+            new weights and with keys and values computed by them; `abort` ends them; `in_place` freezes
+            them with old keys and values, so that the cache cannot be flushed and the update is refused
+            while there is one. None: `retract` where the server can flush then, else `abort`.
+        proves: ask for checksums, which read every weight: they are what a restarted follower knows the
+            server by.
+        step_timeout_s: longest that each call may take.
+        load_timeout_s: longest that putting weights in may take.
+    """
+
+    pause: PauseMode | None = None
+    proves: bool = True
+    step_timeout_s: float = 120.0
+    load_timeout_s: float = 1800.0
+
+    def __post_init__(self) -> None:
+        if self.pause is not None and self.pause not in MODES:
+            raise ConfigError(f"pause: expected one of {', '.join(MODES)}, found {self.pause!r}")
+        if not self.step_timeout_s > 0 or not self.load_timeout_s > 0:
+            raise ConfigError("timeouts must be above 0")
+
+    def mode(self, rules: Rules) -> PauseMode:
+        """Return how to pause a server.
+
+        Raises:
+            ConfigError: it cannot flush its cache while requests that were retracted wait.
+        """
+        if self.pause is None:
+            return "retract" if rules.flushes_retracted else "abort"
+        if self.pause == "retract" and not rules.flushes_retracted:
+            raise ConfigError(
+                "pause 'retract': this SGLang cannot flush its cache while retracted requests wait (0.5.21 "
+                "and later can), so they would go on with keys and values of old weights; use 'abort'"
+            )
+        return self.pause
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What one commit took.
+
+    Attributes:
+        label: the version's name.
+        route: how the weights were put in.
+        pause_s: seconds from the pause until generation went on; `send_s`: of these, of the weights.
+        checksums: what the server holds, by its own account; None where they were not asked for.
+    """
+
+    label: str
+    route: str
+    pause_s: float
+    send_s: float
+    checksums: Checksums | None
+
+
+class Commit:
+    """One update of one server.
+
+    Args:
+        rules: how this server wants to be updated.
+        reached: told of every step in `STEPS`; may raise, which is a failure of that step.
+    """
+
+    def __init__(
+        self,
+        control: SglangHttp,
+        rules: Rules,
+        options: CommitOptions,
+        reached: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._control = control
+        self._rules = rules
+        self._options = options
+        self._reached = reached
+        self._is_open = False
+        self._step_s = options.step_timeout_s
+
+    def put(self, change: Change, label: str) -> Committed:
+        """Put a change in, and name it; or leave the server as it was.
+
+        Raises:
+            TornUpdateError: it failed, and so did taking it back; generation stays paused.
+            OutcomeUnknownError: the server did not say what it did; the same.
+            SynclineError: it failed, and was taken back: the old weights are served, under their name.
+        """
+        control, step_s = self._control, self._step_s
+        before = control.label(step_s)
+        started_s = time.monotonic()
+        send_s = 0.0
+        checksums = None
+        try:
+            control.pause(self._options.mode(self._rules), step_s)
+            self._reached("paused")
+            self._open(change)
+            self._reached("begun")
+            sent_s = time.monotonic()
+            change.send(control, self._options.load_timeout_s)
+            send_s = time.monotonic() - sent_s
+            self._reached("sent")
+            self._close()
+            self._reached("ended")
+            control.flush(step_s)
+            self._reached("flushed")
+            if self._options.proves and self._rules.has_checksums:
+                checksums = control.checksums(self._options.load_timeout_s)
+            self._reached("proved")
+            control.set_label(label, step_s)
+            self._reached("labelled")
+        except BaseException as error:
+            self._take_back(change, before, error)
+            raise
+        control.resume(step_s)
+        return Committed(label, change.name, time.monotonic() - started_s, send_s, checksums)
+
+    def close_left_open(self) -> None:
+        """Close a session that somebody who died left open: what it wrote is then to be replaced as a whole."""
+        if self._rules.needs_session:
+            with suppress(EndpointError):
+                self._control.end(self._step_s)
+
+    def _open(self, change: Change) -> None:
+        if not (self._rules.needs_session and change.in_session) or self._is_open:
+            return
+        try:
+            self._control.begin(self._step_s)
+        except EndpointError as error:
+            raise _LeftOpenError(
+                f"{error}; somebody else updates this server, or died doing so, and its weights are not known"
+            ) from error
+        self._is_open = True
+
+    def _reopen(self, change: Change) -> None:
+        """Open the session again, which a call that failed may have closed, or not."""
+        if self._rules.needs_session and change.in_session:
+            with suppress(EndpointError):
+                self._control.begin(self._step_s)
+            self._is_open = True
+
+    def _close(self) -> None:
+        if self._is_open:
+            self._control.end(self._options.load_timeout_s)
+            self._is_open = False
+
+    def _take_back(self, change: Change, label: str, error: BaseException) -> None:
+        """Put the old weights and the old name back, and go on generating.
+
+        Raises:
+            TornUpdateError, OutcomeUnknownError: that failed.
+        """
+        if isinstance(error, _LeftOpenError):
+            return
+        control, step_s = self._control, self._step_s
+        try:
+            self._reopen(change)
+            change.undo(control, self._options.load_timeout_s)
+            self._close()
+            # The cache was computed by these weights, and nothing has run since: it stays.
+            if control.label(step_s) != label:
+                control.set_label(label, step_s)
+            control.resume(step_s)
+        except TornUpdateError as second:
+            raise TornUpdateError(_failed(error, second)) from second
+        except SynclineError as second:
+            raise OutcomeUnknownError(_failed(error, second)) from second
+
+
+class _LeftOpenError(TornUpdateError):
+    """A session was open before this update began."""
+
+
+def _failed(error: BaseException, second: BaseException) -> str:
+    return (
+        f"the update failed ({type(error).__name__}: {error}), and taking it back failed too "
+        f"({type(second).__name__}: {second}): what the server holds is not known; it stays paused until a "
+        "full version has been loaded"
+    )

@@ -1,0 +1,250 @@
+"""A running SGLang server that a replica keeps on a store: pull beside generation, then one short commit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Literal
+
+from syncline.abc import Observe, Store
+from syncline.engines import CheckpointDir
+from syncline.engines.checkpoint_files import CheckpointFiles
+from syncline.errors import (
+    ConfigError,
+    LayoutError,
+    OutcomeUnknownError,
+    SynclineError,
+    TornUpdateError,
+    VerifyError,
+)
+from syncline.sglang import partial, proof
+from syncline.sglang.answers import Server
+from syncline.sglang.change import LOADER, Change, FromDirectory, InPlace
+from syncline.sglang.commit import Commit, CommitOptions, Committed
+from syncline.sglang.control import SglangHttp
+from syncline.sglang.groups import with_partners
+from syncline.sglang.mirror import Mirror
+from syncline.sglang.proof import Proof
+from syncline.sglang.versions import Rules
+from syncline.sync import Receiver
+from syncline.sync.checks import check_layout, verify_engine
+from syncline.version import HeldVersion
+
+Route = Literal["auto", "in_place", "disk"]
+ROUTES = ("auto", "in_place", "disk")
+
+_PROBE_TIMEOUT_S = 5.0
+
+
+class SglangServer:
+    """One unmodified SGLang server, kept on the versions of a store; a `syncline.serving.Puller`.
+
+    The checkpoint directory that the server was started from goes ahead: a version is fetched, decoded and
+    proved on it while the server generates. Then one commit puts what has changed into the server. A server
+    that is started anew loads the directory, and is recognised by its checksums.
+
+    Args:
+        control: the server.
+        store: where versions come from.
+        checkpoint: what the server was started from, or a checkpoint of the same tensors.
+        staging: directory that this process and the server's ranks see under the same path; the server's
+            `SYNCLINE_SGLANG_STAGING`.
+        options: how a version is put in place.
+        route: `in_place` needs a server with `--custom-weight-loader syncline.sglang.worker.load`; `disk`
+            none: it loads the tensors that have changed, whole; `auto` takes the first where it can.
+        observe: told of every step of pulling.
+        reached: told of every step of a commit.
+    """
+
+    def __init__(
+        self,
+        control: SglangHttp,
+        store: Store,
+        checkpoint: CheckpointDir,
+        staging: Path,
+        *,
+        options: CommitOptions | None = None,
+        route: Route = "auto",
+        observe: Observe | None = None,
+        reached: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        if route not in ROUTES:
+            raise ConfigError(f"route: expected one of {', '.join(ROUTES)}, found {route!r}")
+        self._control = control
+        self._staging = staging.absolute()
+        self._mirror = Mirror(checkpoint, self._staging)
+        self._receiver = Receiver(store, self._mirror, observe=observe)
+        self._options = CommitOptions() if options is None else options
+        self._route = route
+        self._reached = reached
+        self._held: HeldVersion | None = None
+        self._last: Committed | None = None
+        self._dense = 0
+        self._changed = 0
+
+    def sync(self, version: int | None = None, *, repair: bool = False) -> Committed | None:
+        """Bring the server to a version, by default the store's current one; see `Receiver.sync`.
+
+        Args:
+            repair: believe nothing: compare the checkpoint with the store, and load all of it.
+
+        Returns:
+            what the commit took; None if the server had the version.
+
+        Raises:
+            TornUpdateError, OutcomeUnknownError: what the server holds is not known, and it stays paused;
+                the next call loads everything.
+            SynclineError: the server serves what it served.
+        """
+        step_s = self._options.step_timeout_s
+        about = self._control.server(step_s)
+        rules = self._control.rules(about.version, step_s)
+        _check_served(about)
+        self._recognise(rules, about)
+        self._pull(version, repair=repair)
+        target = self._mirror.held()
+        if target is None:
+            raise LayoutError(f"{self._mirror.path} holds no version; pull one into it first")
+        if repair:
+            self._lose()
+        if self._held is not None and self._held.sha256 == target.sha256:
+            return None
+        change = self._change(about)
+        commit = Commit(self._control, rules, self._options, self._reached)
+        if self._mirror.pending is None:
+            commit.close_left_open()
+        proof.forget(self._staging)
+        try:
+            self._last = commit.put(change, str(target.version))
+        except (TornUpdateError, OutcomeUnknownError):
+            self._lose()
+            raise
+        self._changed = len(self._mirror.changed)
+        self._dense = len(change.dense) if isinstance(change, InPlace) else self._changed
+        self._held = target
+        self._mirror.settle()
+        if self._last.checksums is not None:
+            proof.write(self._staging, Proof(target.sha256, self._last.checksums.engine))
+        return self._last
+
+    def held(self) -> HeldVersion | None:
+        """Return the version that the server was brought to; None if that is not known."""
+        return self._held
+
+    def is_serving(self) -> bool:
+        """Tell whether the server answers, and still names the version that it was brought to."""
+        if self._held is None:
+            return False
+        try:
+            is_named = self._control.label(_PROBE_TIMEOUT_S) == str(self._held.version)
+        except SynclineError:
+            is_named = False
+        if not is_named:
+            self._lose()
+        return is_named
+
+    def figures(self) -> Mapping[str, float]:
+        """Return what the last commit took, by name of the metric."""
+        if self._last is None:
+            return {}
+        return {
+            "syncline_pause_seconds": self._last.pause_s,
+            "syncline_apply_seconds": self._last.send_s,
+            "syncline_changed_tensors": float(self._changed),
+            "syncline_dense_tensors": float(self._dense),
+        }
+
+    def _recognise(self, rules: Rules, about: Server) -> None:
+        """Find out whether a server that nothing is known of holds the checkpoint's version."""
+        if self._held is not None and about.label != str(self._held.version):
+            self._lose()  # it was started anew, or somebody else wrote
+        known, held = proof.read(self._staging), self._mirror.held()
+        if self._held is not None or known is None or held is None or not rules.has_checksums:
+            return
+        if known.sha256 != held.sha256:
+            return
+        found = self._control.checksums(self._options.load_timeout_s)
+        if found.engine != known.checksum:
+            return
+        if about.label != str(held.version):
+            self._control.set_label(str(held.version), self._options.step_timeout_s)
+        self._control.resume(self._options.step_timeout_s)  # whoever paused it may have died
+        self._held = held
+        self._mirror.settle()
+
+    def _pull(self, version: int | None, *, repair: bool) -> None:
+        """Bring the checkpoint to a version; what the server lacks of it is kept."""
+        if not repair:
+            self._receiver.sync(version)
+            return
+        try:
+            self._receiver.sync(version)
+            held = self._mirror.held()
+            if held is not None:
+                verify_engine(self._mirror, held.manifest)
+        except (VerifyError, LayoutError):
+            self._receiver.sync(version, repair=True)
+
+    def _change(self, about: Server) -> Change:
+        """Choose how to put in what the server lacks, and stage it."""
+        pending = self._mirror.pending
+        if pending is None:
+            self._check_names(about)
+            return FromDirectory(self._mirror.path, None)
+        has_loader = LOADER in about.loaders
+        if self._route == "in_place" and not has_loader:
+            raise ConfigError(
+                f"route 'in_place': expected the server to have --custom-weight-loader {LOADER}, found "
+                f"{list(about.loaders)}; start it with that, or use the route 'disk'"
+            )
+        if has_loader and self._route != "disk":
+            return InPlace(self._staging, self._mirror.path, pending, about.tensor_ranks)
+        self._check_names(about)
+        new, old = self._staging / "new", self._staging / "old"
+        names = with_partners(self._mirror.changed, self._mirror.tensors())
+        metas, like = self._mirror.tensors(), self._mirror.path
+        partial.write(new, metas, names, self._mirror.view, like)
+        partial.write(old, metas, names, self._mirror.before, like)
+        return FromDirectory(new, old)
+
+    def _check_names(self, about: Server) -> None:
+        """Check that what the server was loaded from has the tensors that it is about to be given.
+
+        Raises:
+            LayoutError: it has others, or its directory cannot be seen from here.
+        """
+        loaded = Path(about.model_path)
+        if loaded.resolve() == self._mirror.path.resolve() or self._staging in loaded.parents:
+            return
+        try:
+            found = CheckpointFiles(loaded).metas()
+        except (SynclineError, OSError) as error:
+            raise LayoutError(
+                f"the server was loaded from {loaded}, which cannot be read here ({error}), so it is not known "
+                f"whether its tensors are those of {self._mirror.path}; start it from that directory"
+            ) from error
+        held = self._mirror.held()
+        if held is not None:
+            check_layout(found, held.manifest)
+
+    def _lose(self) -> None:
+        self._held = None
+        self._mirror.lose()
+        proof.forget(self._staging)
+
+
+def _check_served(about: Server) -> None:
+    """Check that this kind of server can be kept exact.
+
+    Raises:
+        ConfigError: it has a draft model, or several copies or stages of the model.
+    """
+    if about.draft is not None:
+        raise ConfigError(
+            f"the server speculates with {about.draft}: its draft model would stay behind; start it without"
+        )
+    if about.replicas > 1 or about.stages > 1:
+        raise ConfigError(
+            f"the server has {about.replicas} data-parallel copies and {about.stages} pipeline stages, of which "
+            "SGLang's own routes reach one; run one server for each copy"
+        )

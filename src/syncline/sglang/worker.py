@@ -1,0 +1,91 @@
+"""What runs in every rank of a server: the function for `--custom-weight-loader syncline.sglang.worker.load`.
+
+It reads the order in the staging directory, does it, and leaves an answer there. Nothing of what SGLang
+hands over is looked at, and nothing is raised: SGLang would die of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from syncline import config
+from syncline.commit.journal import Journal
+from syncline.engines.checkpoint_files import CheckpointFiles
+from syncline.errors import TornUpdateError
+from syncline.sglang import staged
+from syncline.sglang.live import RankWeights
+from syncline.sglang.staged import Act, Answer, Order
+
+_log = logging.getLogger(__name__)
+_known: list[tuple[Any, RankWeights]] = []
+
+
+def load(model: Any, _: object) -> None:
+    """Do what the order in the staging directory says; the signature is SGLang's.
+
+    Args:
+        model: this rank's module, with live weights.
+    """
+    try:
+        directory = Path(config.sglang_staging())
+        obey(model, directory, _rank())
+    except Exception:  # noqa: BLE001 - SGLang would die of it
+        # The follower finds no answer, and takes that for a failure.
+        _log.exception("syncline: no answer could be given")
+
+
+def obey(model: Any, directory: Path, rank: int) -> Answer:
+    """Do the current order on one rank; leave the answer in the directory and return it."""
+    order = staged.read_order(directory)
+    try:
+        answer = _obey(model, directory, rank, order)
+    except Exception as error:  # noqa: BLE001 - the follower is told, and undoes it everywhere
+        is_torn = isinstance(error, TornUpdateError)
+        answer = Answer(order.identity, rank, f"{type(error).__name__}: {error}", is_torn)
+    staged.write_answer(directory, answer)
+    return answer
+
+
+def _obey(model: Any, directory: Path, rank: int, order: Order) -> Answer:
+    weights = _weights(model, Path(order.checkpoint), order.act)
+    files = [(directory / part.path).open("rb") for part in order.journals]
+    try:
+        journals = [
+            Journal(file, part.path, part) for file, part in zip(files, order.journals, strict=True)
+        ]
+        if order.act == "check":
+            return weights.check(order.identity, rank, journals)
+        act: Callable[..., int] = weights.apply if order.act == "apply" else weights.undo
+        return Answer(order.identity, rank, written=act(journals))
+    finally:
+        for file in files:
+            file.close()
+
+
+def _weights(model: Any, checkpoint: Path, act: Act) -> RankWeights:
+    """Return what is known of this model; it is found out again when its memory or its checkpoint is another."""
+    files = CheckpointFiles(checkpoint)
+    for known, weights in _known:
+        if known is not model:
+            continue
+        if weights.is_of(files.metas()):
+            weights.checkpoint = files
+            return weights
+        if weights.is_applied and act == "undo":
+            raise TornUpdateError("the weights were moved in memory before they could be put back")
+    weights = RankWeights(model, files)
+    _known[:] = [pair for pair in _known if pair[0] is not model]
+    _known.append((model, weights))
+    return weights
+
+
+def _rank() -> int:
+    """Return this process's rank among those that share a layer."""
+    try:
+        return int(import_module("sglang.srt.runtime_context").get_parallel().tp_rank)
+    except (ImportError, AttributeError):  # before 0.5.21
+        return int(import_module("sglang.srt.distributed").get_tensor_model_parallel_rank())

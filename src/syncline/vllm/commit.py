@@ -1,0 +1,184 @@
+"""The order of a commit: stage while it generates, pause, apply, prove, forget the caches, name, resume.
+
+Until the last step everything can be taken back, and is if anything fails: then every worker holds its
+old bits, outputs carry the old version's name, and generation goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from syncline.errors import (
+    CommitError,
+    ConfigError,
+    OutcomeUnknownError,
+    SynclineError,
+    TornUpdateError,
+    TransportTimeoutError,
+)
+from syncline.vllm.control import Answers, Control, PauseMode
+
+MODES = ("keep", "wait", "abort")
+STEPS = ("staged", "paused", "applied", "caches_reset", "labelled", "finished", "resumed")
+
+
+@dataclass(frozen=True, slots=True)
+class CommitOptions:
+    """How a version is put in place.
+
+    Attributes:
+        pause: what becomes of requests that run: `keep` freezes them, and they go on with the new weights,
+            their keys and values computed again; `wait` lets them end first; `abort` ends them now.
+        stage_timeout_s: longest that fetching, decoding and proving may take, beside generation.
+        drain_timeout_s: longest that the pause may take to come about: with `wait`, the longest request.
+        step_timeout_s: longest that each step of the pause may take.
+        poll_s: how often workers are asked whether they have staged.
+    """
+
+    pause: PauseMode = "keep"
+    stage_timeout_s: float = 1800.0
+    drain_timeout_s: float = 300.0
+    step_timeout_s: float = 120.0
+    poll_s: float = 0.05
+
+    def __post_init__(self) -> None:
+        if self.pause not in MODES:
+            raise ConfigError(f"pause: expected one of {', '.join(MODES)}, found {self.pause!r}")
+        times = (self.stage_timeout_s, self.drain_timeout_s, self.step_timeout_s, self.poll_s)
+        if not all(value > 0 for value in times):
+            raise ConfigError(f"timeouts must be above 0, found {times}")
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What one commit took.
+
+    Attributes:
+        version: its number.
+        stage_s: seconds of staging, beside generation; `pause_s`: from the pause to the resume, 0 without
+            one; `apply_s`: of these, what the workers took.
+    """
+
+    version: int
+    stage_s: float
+    pause_s: float
+    apply_s: float
+
+
+def bring(
+    control: Control,
+    store: str,
+    version: int,
+    options: CommitOptions,
+    *,
+    repair: bool = False,
+    reached: Callable[[str], None] = lambda _: None,
+) -> Committed:
+    """Bring a running vLLM to a version of a store, or leave it as it was.
+
+    Args:
+        store: path or URL, as the workers see it.
+        repair: start from a full version, and believe nothing that the workers say they hold.
+        reached: told of every step in `STEPS`; may raise, which is a failure of that step.
+
+    Raises:
+        CommitError: a worker could not stage or apply it; the old version is served on.
+        TransportTimeoutError, TransportError: a step did not end in time or failed; the same.
+        TornUpdateError: workers could not put their old bits back; generation stays paused.
+        OutcomeUnknownError: the vLLM did not answer whether it put them back; generation may stay paused.
+    """
+    step_s = options.step_timeout_s
+    _settle(control, step_s)
+    old_label = control.label(step_s)
+    started_s = time.monotonic()
+    _checked("open", control.call("syncline_open", store, timeout_s=step_s))
+    repaired = "yes" if repair else ""
+    _checked("stage", control.call("syncline_stage", str(version), repaired, timeout_s=step_s))
+    statuses = _wait_staged(control, version, options)
+    stage_s = time.monotonic() - started_s
+    reached("staged")
+    if not repair and all(_is_there(status, version) for status in statuses):
+        control.set_label(str(version), step_s)
+        return Committed(version, stage_s, 0.0, 0.0)
+    paused_s = time.monotonic()
+    apply_s = 0.0
+    try:
+        control.pause(options.pause, options.drain_timeout_s)
+        reached("paused")
+        applied_s = time.monotonic()
+        _checked("apply", control.call("syncline_apply", timeout_s=step_s))
+        apply_s = time.monotonic() - applied_s
+        reached("applied")
+        control.reset_caches(step_s)
+        reached("caches_reset")
+        control.set_label(str(version), step_s)
+        reached("labelled")
+        _checked("finish", control.call("syncline_finish", timeout_s=step_s))
+        reached("finished")
+    except TornUpdateError:
+        raise
+    except BaseException as error:
+        _take_back(control, old_label, step_s, error)
+        raise
+    control.resume(step_s)
+    reached("resumed")
+    return Committed(version, stage_s, time.monotonic() - paused_s, apply_s)
+
+
+def _settle(control: Control, step_s: float) -> None:
+    """Take back what a driver that died has left applied and not finished."""
+    statuses = control.call("syncline_status", timeout_s=step_s)
+    if any(status.get("is_applied") for status in statuses):
+        _checked("undo", control.call("syncline_undo", timeout_s=step_s))
+
+
+def _take_back(control: Control, old_label: str, step_s: float, error: BaseException) -> None:
+    """Put the old bits and the old name back and go on generating."""
+    try:
+        _checked("undo", control.call("syncline_undo", timeout_s=step_s))
+        if control.label(step_s) != old_label:
+            control.set_label(old_label, step_s)
+        control.resume(step_s)
+    except TornUpdateError:
+        raise
+    except SynclineError as second:
+        raise OutcomeUnknownError(
+            f"the update failed ({type(error).__name__}: {error}), and whether it was taken back is not known "
+            f"({type(second).__name__}: {second}); what vLLM serves is not known until an update succeeds"
+        ) from second
+
+
+def _wait_staged(control: Control, version: int, options: CommitOptions) -> Answers:
+    until_s = time.monotonic() + options.stage_timeout_s
+    while True:
+        statuses = control.call("syncline_status", timeout_s=options.step_timeout_s)
+        # A worker that failed is reported when the others have ended, so that all can stage again.
+        if all(status.get("stage") != "staging" for status in statuses):
+            return _checked("stage", _checked("stage", statuses), "stage_error")
+        if time.monotonic() > until_s:
+            raise TransportTimeoutError(
+                f"version {version} was not staged in {options.stage_timeout_s:.3g} s; nothing was changed",
+                version=version,
+            )
+        time.sleep(options.poll_s)
+
+
+def _is_there(status: Mapping[str, Any], version: int) -> bool:
+    return status.get("version") == version and not status.get("is_torn")
+
+
+def _checked(step: str, answers: Answers, member: str = "error") -> Answers:
+    """Return the answers of all workers if none of them is an error.
+
+    Raises:
+        TornUpdateError, CommitError: with the first worker's words, and how many failed.
+    """
+    faults = [str(answer[member]) for answer in answers if answer.get(member) is not None]
+    if not faults:
+        return answers
+    more = "" if len(faults) == 1 else f" ({len(faults)} of {len(answers)} workers say so)"
+    kind = TornUpdateError if any(answer.get("is_torn") for answer in answers) else CommitError
+    raise kind(f"{step}: {faults[0]}{more}")

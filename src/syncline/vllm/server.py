@@ -1,0 +1,81 @@
+"""A vLLM as what a `Replica` keeps on a store: its workers pull by themselves, it only has to be told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from syncline.abc import Store
+from syncline.errors import OutcomeUnknownError, SynclineError, TornUpdateError
+from syncline.sync.layout import own_history
+from syncline.version import HeldVersion
+from syncline.vllm.commit import CommitOptions, Committed, bring
+from syncline.vllm.control import Control
+
+_PROBE_TIMEOUT_S = 10.0
+
+
+class VllmServer:
+    """One running vLLM; see `syncline.serving.Replica`, whose engine it can be.
+
+    Args:
+        control: reaches the vLLM.
+        store: where versions come from, as this process sees it.
+        url: the same as the workers see it.
+        options: how a version is put in place.
+
+    The first sync makes a vLLM go on that it finds paused: whoever followed before may have died meanwhile.
+    """
+
+    def __init__(
+        self, control: Control, store: Store, url: str, options: CommitOptions | None = None
+    ) -> None:
+        self._control = control
+        self._store = store
+        self._url = url
+        self._options = CommitOptions() if options is None else options
+        self._held: HeldVersion | None = None
+        self._last: Committed | None = None
+        self._has_resumed = False
+
+    def sync(self, version: int | None, *, repair: bool = False) -> Committed:
+        """Bring the vLLM to a version, by default the store's current one; see `commit.bring`."""
+        target = own_history(self._store).target(version)
+        try:
+            self._last = bring(
+                self._control, self._url, target.version, self._options, repair=repair
+            )
+        except (TornUpdateError, OutcomeUnknownError):
+            self._held = None
+            raise
+        except SynclineError:
+            if not self.is_serving():
+                self._held = None
+            raise
+        self._held = target
+        if not self._has_resumed:
+            self._control.resume(self._options.step_timeout_s)
+            self._has_resumed = True
+        return self._last
+
+    def held(self) -> HeldVersion | None:
+        """Return the version that was last put in place; None if that is not known."""
+        return self._held
+
+    def is_serving(self) -> bool:
+        """Tell whether the vLLM answers, and still names the version that it was brought to."""
+        if self._held is None:
+            return False
+        try:
+            return self._control.label(_PROBE_TIMEOUT_S) == str(self._held.version)
+        except SynclineError:
+            return False
+
+    def figures(self) -> Mapping[str, float]:
+        """Return what the last commit took, by name of the metric."""
+        if self._last is None:
+            return {}
+        return {
+            "syncline_stage_seconds": self._last.stage_s,
+            "syncline_pause_seconds": self._last.pause_s,
+            "syncline_apply_seconds": self._last.apply_s,
+        }

@@ -1,0 +1,448 @@
+"""An SGLang server kept on a store, against a double of every release: what is served is always what is said."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import sglang_tiny as tiny
+import syncline
+from sglang_fake import VERSIONS, FakeSglang, FusedModel
+from syncline.engines import CheckpointDir
+from syncline.errors import (
+    CommitError,
+    ConfigError,
+    EndpointError,
+    LayoutError,
+    OutcomeUnknownError,
+    SynclineError,
+    TornUpdateError,
+    TransportUnavailableError,
+)
+from syncline.sglang.change import LOADER
+from syncline.sglang.commit import CommitOptions
+from syncline.sglang.control import SglangHttp
+from syncline.sglang.server import SglangServer
+
+QUICK = CommitOptions(step_timeout_s=60.0, load_timeout_s=60.0)
+
+
+@dataclass
+class Scene:
+    """A trainer, a store, a server's checkpoint, and the double."""
+
+    root: Path
+    fake: FakeSglang
+    weights: dict[str, torch.Tensor]
+    publisher: syncline.Publisher
+    follower: SglangServer
+
+    def train(
+        self, rng: np.random.Generator, *, names: tuple[str, ...] = (), share: float = 0.01
+    ) -> int:
+        """Change some elements and publish; return the version."""
+        for name in names or tuple(self.weights):
+            flat = self.weights[name].view(torch.int16).view(-1).numpy()
+            count = max(1, int(share * flat.size))
+            at = rng.choice(flat.size, count, replace=False)
+            flat[at] ^= rng.integers(1, 1 << 7, count, dtype=np.int16)
+        return int(self.publisher.publish(self.weights).version)
+
+    def another(self, **given: Any) -> SglangServer:
+        """Return a follower as after a restart: with nothing but what is on disk."""
+        return SglangServer(
+            SglangHttp(self.fake.url),
+            syncline.open_store(str(self.root / "run")),
+            CheckpointDir(self.root / "model"),
+            self.root / "staging",
+            **{"options": QUICK, **given},
+        )
+
+    def check(self, version: int) -> None:
+        """Check that every rank holds the trainer's weights, and that all say so."""
+        config = tiny.QWEN3
+        for rank, held in enumerate(self.fake.weights()):
+            fresh = FusedModel(config, rank, self.fake.ranks)
+            fresh.load_weights(self.weights.items())
+            wanted = {**dict(fresh.named_parameters()), "derived": fresh.derived}
+            assert held.keys() == wanted.keys()
+            for name, tensor in wanted.items():
+                assert torch.equal(
+                    held[name].view(torch.uint8), tensor.detach().view(torch.uint8)
+                ), name
+        assert set(self.fake.labels.values()) == {str(version)}
+        assert not self.fake.is_paused
+        assert self.fake.session is None
+
+
+def build(root: Path, version: str, *, ranks: int = 1, loader: bool = True, **given: Any) -> Scene:
+    """Publish version 1, start the double from it, and make its follower."""
+    base = tiny.write(root / "base", tiny.QWEN3, seed=1)
+    weights = load_file(base / "model.safetensors")
+    store = syncline.open_store(str(root / "run"))
+    publisher = syncline.Publisher(store)
+    publisher.publish(weights)
+    checkpoint = CheckpointDir(root / "model")
+    syncline.Receiver(store, checkpoint).sync()
+    shutil.copy(base / "config.json", root / "model")
+    fake = FakeSglang(
+        version,
+        root / "model",
+        ranks=ranks,
+        staging=root / "staging",
+        loaders=(LOADER,) if loader else (),
+        **given,
+    )
+    follower = SglangServer(
+        SglangHttp(fake.url), store, checkpoint, root / "staging", options=QUICK
+    )
+    return Scene(root, fake, weights, publisher, follower)
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    made = build(tmp_path, "0.5.23", ranks=2)
+    with made.fake:
+        yield made
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("loader", [True, False], ids=["in_place", "disk"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_every_release_follows(
+    tmp_path: Path, rng: np.random.Generator, version: str, ranks: int, loader: bool
+) -> None:
+    scene = build(tmp_path, version, ranks=ranks, loader=loader)
+    with scene.fake:
+        first = scene.follower.sync()
+        assert first is not None and first.route == "from disk"
+        scene.check(1)
+        for number in range(2, 6):
+            assert scene.train(rng) == number
+            done = scene.follower.sync()
+            assert done is not None
+            assert done.route == ("in place" if loader else "from disk")
+            scene.check(number)
+            assert scene.follower.is_serving()
+        assert scene.follower.sync() is None
+
+
+def test_versions_that_were_skipped_come_in_one_pause(
+    scene: Scene, rng: np.random.Generator
+) -> None:
+    scene.follower.sync()
+    for _ in range(4):
+        scene.train(rng)
+    scene.fake.calls.clear()
+    scene.follower.sync()
+    scene.check(5)
+    assert scene.fake.calls.count("/pause_generation") == 1
+
+
+def test_the_calls_come_in_the_order_that_keeps_a_server_exact(
+    scene: Scene, rng: np.random.Generator
+) -> None:
+    scene.follower.sync()
+    scene.train(rng)
+    scene.fake.calls.clear()
+    scene.follower.sync()
+    assert [c for c in scene.fake.calls if "info" not in c and "openapi" not in c] == [
+        "/pause_generation",
+        "/begin_weight_update",
+        "/update_weights_from_tensor",
+        "/update_weights_from_tensor",
+        "/end_weight_update",
+        "/flush_cache",
+        "/weights_checker",
+        "/update_weight_version",
+        "/continue_generation",
+    ]
+
+
+def test_retracted_requests_go_on_and_none_is_aborted(
+    scene: Scene, rng: np.random.Generator
+) -> None:
+    scene.fake.running = ["a", "b"]
+    scene.follower.sync()
+    scene.train(rng)
+    scene.follower.sync()
+    scene.check(2)
+    assert scene.fake.running == ["a", "b"]
+    assert scene.fake.aborted == []
+
+
+@pytest.mark.parametrize("version", ["0.5.9", "0.5.20"])
+def test_older_releases_abort_because_they_cannot_flush_what_was_retracted(
+    tmp_path: Path, rng: np.random.Generator, version: str
+) -> None:
+    scene = build(tmp_path, version)
+    with scene.fake:
+        scene.fake.running = ["a"]
+        scene.follower.sync()
+        scene.check(1)
+        assert scene.fake.aborted == ["a"]
+        retracting = scene.another(options=CommitOptions("retract"))
+        scene.train(rng)
+        with pytest.raises(ConfigError, match=r"cannot flush its cache while retracted"):
+            retracting.sync()
+        assert scene.fake.label == "1" and not scene.fake.is_paused
+
+
+def test_frozen_requests_keep_the_old_version(scene: Scene, rng: np.random.Generator) -> None:
+    scene.follower.sync()
+    scene.train(rng)
+    frozen = scene.another(options=CommitOptions("in_place"))
+    scene.fake.running = ["a"]
+    with pytest.raises(EndpointError, match="Flush cache failed"):
+        frozen.sync()
+    assert scene.fake.label == "1" and not scene.fake.is_paused
+    assert scene.fake.running == ["a"]
+    scene.fake.running = []
+    frozen.sync()
+    scene.check(2)
+
+
+@pytest.mark.parametrize(
+    "route",
+    [
+        "/pause_generation",
+        "/begin_weight_update",
+        "/update_weights_from_tensor",
+        "/end_weight_update",
+        "/flush_cache",
+        "/weights_checker",
+        "/update_weight_version",
+    ],
+)
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("fault", ["it is refused", "lost", "dies"])
+def test_a_failure_anywhere_is_never_reported_as_the_new_version(
+    scene: Scene, rng: np.random.Generator, route: str, when: str, fault: str
+) -> None:
+    scene.follower.sync()
+    before = scene.fake.checksum()
+    scene.train(rng)
+    scene.fake.faults[route] = (when, fault)
+    with pytest.raises(SynclineError) as raised:
+        scene.follower.sync()
+    unknown = isinstance(raised.value, (TornUpdateError, OutcomeUnknownError))
+    if fault == "dies":
+        assert unknown
+        assert scene.follower.held() is None
+        assert not scene.follower.is_serving()
+        return
+    held = scene.follower.held()
+    if unknown:
+        assert held is None
+        assert scene.fake.is_paused
+    else:
+        assert held is not None and held.version == 1
+        assert scene.fake.checksum() == before
+        assert scene.fake.label == "1"
+        assert not scene.fake.is_paused
+    scene.follower.sync(repair=unknown)
+    scene.check(2)
+
+
+def test_a_400_that_wrote_is_taken_back(scene: Scene, rng: np.random.Generator) -> None:
+    scene.follower.sync()
+    before = scene.fake.checksum()
+    scene.train(rng)
+    scene.fake.faults["/end_weight_update"] = ("after", "Weights were updated, but")
+    with pytest.raises(EndpointError, match="Weights were updated, but"):
+        scene.follower.sync()
+    assert scene.fake.checksum() == before
+    assert scene.fake.label == "1" and not scene.fake.is_paused
+
+
+def test_one_rank_that_fails_leaves_all_ranks_as_they_were(
+    scene: Scene, rng: np.random.Generator
+) -> None:
+    scene.follower.sync()
+    before = scene.fake.checksum()
+    scene.train(rng)
+    with torch.no_grad():  # something else wrote on the second rank
+        scene.fake.models[1].own["norm"].data[:] = 7.0
+    spoiled = scene.fake.checksum()
+    assert spoiled != before
+    with pytest.raises(CommitError, match=r"rank 1 of 2: VerifyError: .*before the update"):
+        scene.follower.sync()
+    assert scene.fake.checksum() == spoiled  # not a bit was written
+
+
+def test_a_rank_that_gives_no_answer_is_not_believed(
+    scene: Scene, rng: np.random.Generator
+) -> None:
+    scene.follower.sync()
+    scene.train(rng)
+    scene.fake.obey = lambda model, rank: None  # type: ignore[method-assign]
+    with pytest.raises(CommitError, match="expected a file, found none"):
+        scene.follower.sync()
+    assert scene.fake.label == "1" and not scene.fake.is_paused
+
+
+def test_a_tensor_that_the_loader_drops_is_refused_before_anything_is_written(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    scene = build(tmp_path, "0.5.23")
+    with scene.fake:
+        scene.follower.sync()
+        scene.fake.models[0].own.pop("1_down")
+        place = scene.fake.models[0]._place
+        scene.fake.models[0]._place = (  # type: ignore[method-assign]
+            lambda name, tensor: (None, None) if "1.mlp.down" in name else place(name, tensor)
+        )
+        before = scene.fake.checksum()
+        scene.train(rng, names=("model.layers.1.mlp.down_proj.weight",))
+        with pytest.raises(LayoutError, match="SGLang's loader drops it"):
+            scene.follower.sync()
+        assert scene.fake.checksum() == before
+        assert scene.fake.label == "1"
+
+
+def test_a_killed_follower_leaves_an_open_session_and_the_next_one_starts_anew(
+    scene: Scene, rng: np.random.Generator
+) -> None:
+    scene.follower.sync()
+    scene.train(rng)
+
+    class KilledError(BaseException):
+        pass
+
+    def killed(step: str) -> None:
+        if step == "sent":
+            raise KilledError
+
+    dying = scene.another(reached=killed)
+    with pytest.MonkeyPatch.context() as patch:  # a process that is gone takes nothing back
+        patch.setattr("syncline.sglang.commit.Commit._take_back", lambda *_: None)
+        with pytest.raises(KilledError):
+            dying.sync()
+    assert scene.fake.session is not None and scene.fake.is_paused
+    assert scene.fake.label == "1"
+    heir = scene.another()
+    assert heir.held() is None
+    assert not heir.is_serving()
+    done = heir.sync()
+    assert done is not None and done.route == "from disk"
+    scene.check(2)
+
+
+def test_a_restarted_follower_knows_a_server_by_its_checksums(
+    scene: Scene, rng: np.random.Generator
+) -> None:
+    scene.follower.sync()
+    scene.train(rng)
+    scene.follower.sync()
+    heir = scene.another()
+    assert heir.sync() is None
+    held = heir.held()
+    assert held is not None and held.version == 2
+    scene.train(rng)
+    done = heir.sync()
+    assert done is not None and done.route == "in place"
+    scene.check(3)
+
+
+def test_a_restarted_server_is_known_by_its_checksums_and_never_by_its_word(
+    scene: Scene, rng: np.random.Generator
+) -> None:
+    scene.follower.sync()
+    scene.train(rng)
+    scene.follower.sync()
+    scene.fake.labels = dict.fromkeys(scene.fake.labels, "default")  # the same weights, no name
+    assert not scene.follower.is_serving()
+    assert scene.follower.held() is None
+    scene.fake.labels = dict.fromkeys(scene.fake.labels, "2")
+    with torch.no_grad():
+        scene.fake.models[0].own["norm"].data[:] = 1.0  # other weights under the right name
+    done = scene.follower.sync()
+    assert done is not None and done.route == "from disk"
+    scene.check(2)
+
+
+def test_a_store_that_is_gone_leaves_the_server_alone(
+    scene: Scene, rng: np.random.Generator
+) -> None:
+    scene.follower.sync()
+    scene.train(rng)
+    (scene.root / "run").rename(scene.root / "away")
+    with pytest.raises(SynclineError):
+        scene.follower.sync()
+    scene.fake.calls.clear()
+    assert scene.follower.is_serving()
+    held = scene.follower.held()
+    assert held is not None and held.version == 1
+    (scene.root / "away").rename(scene.root / "run")
+    scene.follower.sync()
+    scene.check(2)
+
+
+def test_a_server_of_another_model_is_refused(scene: Scene, tmp_path: Path) -> None:
+    other = tiny.write(tmp_path / "other", {**tiny.QWEN3, "num_hidden_layers": 1}, seed=3)
+    with FakeSglang("0.5.23", other, staging=scene.root / "staging") as fake:
+        follower = SglangServer(
+            SglangHttp(fake.url),
+            syncline.open_store(str(scene.root / "run")),
+            CheckpointDir(scene.root / "model"),
+            scene.root / "staging",
+        )
+        before = fake.checksum()
+        with pytest.raises(LayoutError, match="are not those of version 1"):
+            follower.sync()
+        assert fake.checksum() == before and fake.label == "default"
+        assert not fake.is_paused
+
+
+@pytest.mark.parametrize(
+    "about, match",
+    [
+        ({"speculative_algorithm": "EAGLE"}, "draft model would stay behind"),
+        ({"dp_size": 2}, "2 data-parallel copies"),
+        ({"pp_size": 4}, "4 pipeline stages"),
+    ],
+)
+def test_servers_that_would_be_updated_in_part_are_refused(
+    tmp_path: Path, about: dict[str, Any], match: str
+) -> None:
+    scene = build(tmp_path, "0.5.23", about=about)
+    with scene.fake, pytest.raises(ConfigError, match=match):
+        scene.follower.sync()
+    assert scene.fake.label == "default"
+
+
+def test_releases_that_are_not_known_are_refused_unless_allowed(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.fake.rules["version"] = "0.5.24"
+    with pytest.raises(TransportUnavailableError, match=r"SGLang 0\.5\.24: expected one of"):
+        scene.follower.sync()
+    monkeypatch.setenv("SYNCLINE_SGLANG_UNTESTED", "1")
+    scene.follower.sync()
+    scene.check(1)
+
+
+def test_a_release_without_its_routes_is_refused(scene: Scene) -> None:
+    scene.fake.rules["version"] = "0.5.20"
+    with pytest.raises(TransportUnavailableError, match="expected no route /begin_weight_update"):
+        scene.follower.sync()
+
+
+def test_a_server_that_hangs_is_given_up_at_the_deadline(
+    scene: Scene, rng: np.random.Generator
+) -> None:
+    scene.follower.sync()
+    scene.train(rng)
+    hasty = scene.another(options=CommitOptions(step_timeout_s=0.3, load_timeout_s=0.3))
+    scene.fake.faults["/update_weights_from_tensor"] = ("after", "hangs")
+    with pytest.raises(SynclineError):
+        hasty.sync()
+    assert scene.fake.label == "1"

@@ -1,0 +1,411 @@
+"""A double of an SGLang server that enforces the rules of one release, as `protocol/*.json` has them.
+
+It has real fused parameters on every rank, written by a loader like SGLang's; what kills the real server kills
+it too. It was written from the routes of the releases' own sources, not from Syncline's client.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import pickletools
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from safetensors.torch import load_file
+
+from syncline.sglang import worker
+
+PROTOCOL = Path(__file__).parent / "sglang" / "protocol"
+VERSIONS = ("0.5.9", "0.5.20", "0.5.21", "0.5.22", "0.5.23")
+
+
+class FusedModel(torch.nn.Module):
+    """One rank's part of a tiny decoder, fused the way SGLang does it, with a derived weight."""
+
+    def __init__(self, config: dict[str, Any], rank: int, ranks: int) -> None:
+        super().__init__()
+        self.config, self.rank, self.ranks = config, rank, ranks
+        hidden, vocab = config["hidden_size"], config["vocab_size"]
+        self._heads = config["num_attention_heads"] // ranks
+        self._kv_heads = max(1, config["num_key_value_heads"] // ranks)
+        side, inner = config["head_dim"], config["intermediate_size"] // ranks
+
+        def made(*shape: int) -> torch.nn.Parameter:
+            return torch.nn.Parameter(torch.zeros(shape, dtype=torch.bfloat16), requires_grad=False)
+
+        own = {"embed": made(vocab // ranks + 8, hidden), "norm": made(hidden)}
+        own["head"] = made(vocab // ranks + 8, hidden)
+        for layer in range(config["num_hidden_layers"]):
+            qkv = (self._heads + 2 * self._kv_heads) * side
+            own |= {
+                f"{layer}_qkv": made(qkv, hidden),
+                f"{layer}_o": made(hidden, self._heads * side),
+                f"{layer}_gate_up": made(2 * inner, hidden),
+                f"{layer}_down": made(hidden, inner),
+            }
+            for name in ("input", "post"):
+                own[f"{layer}_{name}"] = made(hidden)
+            for name in ("q_norm", "k_norm"):
+                own[f"{layer}_{name}"] = made(side)
+        self.own = torch.nn.ParameterDict(own)
+        self.derived = torch.zeros(hidden)
+        self.scale = torch.nn.Module()
+        self.scale.register_parameter("weight", torch.nn.Parameter(torch.zeros(4)))
+
+    def load_weights(self, weights: Any) -> None:
+        """Copy what is known, skip what is not, without a word."""
+        for name, tensor in weights:
+            target, loaded = self._place(name, tensor)
+            if target is not None:
+                target.data.copy_(loaded)
+        self.post_load_weights()
+
+    def post_load_weights(self) -> None:
+        """Make what is computed from the weights."""
+        self.derived = self.own["norm"].data.float() * 2
+
+    def _place(self, name: str, tensor: Any) -> tuple[Any, Any]:
+        config, rank, ranks = self.config, self.rank, self.ranks
+        side, inner = config["head_dim"], config["intermediate_size"] // ranks
+        share = config["vocab_size"] // ranks
+        if name in ("model.embed_tokens.weight", "lm_head.weight"):
+            own = self.own["embed" if "embed" in name else "head"]
+            return own[:share], tensor.narrow(0, rank * share, share)
+        if name == "model.norm.weight":
+            return self.own["norm"], tensor
+        if not name.startswith("model.layers."):
+            return None, None
+        layer, kind = name.removeprefix("model.layers.").split(".", 1)
+        kind = kind.removesuffix(".weight").rsplit(".", 1)[-1]
+        q = self._heads * side
+        kv = self._kv_heads * side
+        kv_rank = rank * config["num_key_value_heads"] // ranks
+        match kind:
+            case "q_proj":
+                return self.own[f"{layer}_qkv"][:q], tensor.narrow(0, rank * q, q)
+            case "k_proj":
+                return self.own[f"{layer}_qkv"][q : q + kv], tensor.narrow(0, kv_rank * side, kv)
+            case "v_proj":
+                return self.own[f"{layer}_qkv"][q + kv :], tensor.narrow(0, kv_rank * side, kv)
+            case "o_proj":
+                return self.own[f"{layer}_o"], tensor.narrow(1, rank * q, q)
+            case "gate_proj":
+                return self.own[f"{layer}_gate_up"][:inner], tensor.narrow(0, rank * inner, inner)
+            case "up_proj":
+                return self.own[f"{layer}_gate_up"][inner:], tensor.narrow(0, rank * inner, inner)
+            case "down_proj":
+                return self.own[f"{layer}_down"], tensor.narrow(1, rank * inner, inner)
+            case "q_norm" | "k_norm":
+                return self.own[f"{layer}_{kind}"], tensor
+            case "input_layernorm":
+                return self.own[f"{layer}_input"], tensor
+            case "post_attention_layernorm":
+                return self.own[f"{layer}_post"], tensor
+        return None, None
+
+
+class _DiedError(Exception):
+    """The scheduler is gone, and the server with it."""
+
+
+class FakeSglang:
+    """One server; `faults` breaks a route once: `before` and `after` it does its work.
+
+    A fault is 'lost' (the connection is cut), 'hangs' (it does not answer), 'dies', or a refusal's text.
+    """
+
+    def __init__(
+        self,
+        version: str,
+        model: Path,
+        *,
+        ranks: int = 1,
+        staging: Path | None = None,
+        loaders: tuple[str, ...] = (),
+        label: str = "default",
+        about: dict[str, Any] | None = None,
+    ) -> None:
+        self.rules = json.loads((PROTOCOL / f"{version}.json").read_text())
+        self.ranks = ranks
+        self.staging = staging
+        self.loaders = loaders
+        self.model_path = str(model)
+        self.labels = {"scheduler": label, "tokenizer": label}
+        self.about = about or {}
+        self.faults: dict[str, tuple[str, str]] = {}
+        self.calls: list[str] = []
+        self.running: list[str] = []
+        self.waiting: list[str] = []
+        self.aborted: list[str] = []
+        self.is_paused = self.is_frozen = self.is_dead = False
+        self.session: dict[str, bool] | None = None
+        self.cached_under: str | None = None
+        config = json.loads((model / "config.json").read_text())
+        self.models = [FusedModel(config, rank, ranks) for rank in range(ranks)]
+        self._load(load_file(model / "model.safetensors"))
+        self._lock = threading.Lock()
+        self._hang = threading.Event()
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+            def do_GET(self) -> None:
+                server._serve(self, None)
+
+            def do_POST(self) -> None:
+                length = int(self.headers.get("Content-Length", 0))
+                server._serve(self, self.rfile.read(length))
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,))
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._hang.set()
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join()
+
+    @property
+    def label(self) -> str:
+        return self.labels["tokenizer"]
+
+    def weights(self) -> list[dict[str, torch.Tensor]]:
+        """Return what every rank holds, with what it derives."""
+        return [
+            {
+                **{k: v.detach().clone() for k, v in m.named_parameters()},
+                "derived": m.derived.clone(),
+            }
+            for m in self.models
+        ]
+
+    def _load(self, tensors: dict[str, torch.Tensor]) -> None:
+        for model in self.models:
+            model.load_weights(tensors.items())
+
+    def _serve(self, request: BaseHTTPRequestHandler, raw: bytes | None) -> None:
+        path = request.path.partition("?")[0]
+        if self.is_dead:
+            request.connection.shutdown(socket.SHUT_RDWR)
+            request.close_connection = True
+            return
+        self.calls.append(path)
+        when, fault = self.faults.pop(path, ("", ""))
+        try:
+            if when == "before":
+                self._break(fault)
+            status, body = self._answer(path, None if not raw else json.loads(raw))
+            if when == "after":
+                self._break(fault)
+        except _RefusedError as error:
+            status, body = 400, {"success": False, "message": str(error)}
+        except (_DiedError, _LostError, RuntimeError) as error:
+            # What is not caught in the scheduler ends it.
+            self.is_dead = not isinstance(error, _LostError)
+            request.connection.shutdown(socket.SHUT_RDWR)
+            request.close_connection = True
+            return
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        request.send_response(status)
+        request.send_header("Content-Length", str(len(data)))
+        with suppress(OSError):  # whoever asked has given up
+            request.end_headers()
+            request.wfile.write(data)
+
+    def _break(self, fault: str) -> None:
+        if fault == "lost":
+            raise _LostError
+        if fault == "dies":
+            raise _DiedError
+        if fault == "hangs":
+            self._hang.wait(30)
+            raise _LostError
+        raise _RefusedError(fault)
+
+    def _answer(self, path: str, body: dict[str, Any] | None) -> tuple[int, Any]:
+        if path not in self.rules["routes"]:
+            return 404, {"detail": "Not Found"}
+        routes: dict[str, Callable[[dict[str, Any]], Any]] = {
+            "/server_info": self._server_info,
+            "/model_info": lambda _: {
+                "model_path": self.model_path,
+                "weight_version": self.labels["tokenizer"],
+            },
+            "/openapi.json": lambda _: {"paths": {route: {} for route in self.rules["routes"]}},
+            "/pause_generation": self._pause,
+            "/continue_generation": self._continue,
+            "/flush_cache": self._flush,
+            "/begin_weight_update": self._begin,
+            "/end_weight_update": self._end,
+            "/update_weights_from_disk": self._from_disk,
+            "/update_weights_from_tensor": self._from_tensor,
+            "/update_weight_version": self._version,
+            "/weights_checker": self._checker,
+        }
+        if path in ("/begin_weight_update", "/end_weight_update") and body is None:
+            raise _RefusedError("Field required")
+        with self._lock:
+            return 200, routes[path](body if body is not None else {})
+
+    def _server_info(self, _: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "version": self.rules["version"],
+            "tp_size": self.ranks,
+            "dp_size": 1,
+            "pp_size": 1,
+            "custom_weight_loader": list(self.loaders),
+            "speculative_algorithm": None,
+            **self.about,
+        }
+
+    def _pause(self, body: dict[str, Any]) -> Any:
+        mode = body.get("mode", "abort")
+        self.is_paused = True
+        if mode == "abort":
+            self.aborted += self.running + self.waiting
+            self.running, self.waiting = [], []
+        elif mode == "retract":
+            self.waiting += self.running
+            self.running = []
+        return {"status": "ok"}
+
+    def _continue(self, _: dict[str, Any]) -> Any:
+        self.is_paused = False
+        self.running += self.waiting
+        self.waiting = []
+        self.cached_under = self.checksum()
+        return {"status": "ok"}
+
+    def _can_flush(self) -> bool:
+        waiting_counts = not (self.is_paused and self.rules["flush_while_retracted"])
+        if self.running or (self.waiting and waiting_counts):
+            return False
+        self.cached_under = None
+        return True
+
+    def _flush(self, _: dict[str, Any]) -> Any:
+        if not self._can_flush():
+            raise _RefusedError("Flush cache failed.")
+        return b"Cache flushed."
+
+    def _begin(self, _: dict[str, Any]) -> Any:
+        if self.session is not None:
+            raise _RefusedError(self.rules["second_begin"])
+        self.session = {"loaded": False}
+        return {"success": True, "message": "Success"}
+
+    def _end(self, _: dict[str, Any]) -> Any:
+        if self.session is None:
+            raise _RefusedError(self.rules["end_without_begin"])
+        if not self.session["loaded"]:
+            for model in self.models:
+                model.post_load_weights()
+        self.session = None
+        return {"success": True, "message": "Success"}
+
+    def _from_disk(self, body: dict[str, Any]) -> Any:
+        path = Path(body["model_path"])
+        if body.get("load_format") not in (None, "auto"):
+            raise _DiedError
+        if not path.is_dir():
+            raise _RefusedError(f"Failed to get weights iterator: {path}")
+        self.model_path = str(path)
+        tensors: dict[str, torch.Tensor] = {}
+        for file in sorted(path.glob("*.safetensors")):
+            tensors |= load_file(file)
+        self._load(tensors)  # a shape that does not fit raises: "rolling back" raises again
+        return self._updated(body)
+
+    def _from_tensor(self, body: dict[str, Any]) -> Any:
+        if self.rules["tensors_outside_session"] is not None:
+            if self.session is None:
+                route = "update_weights_from_tensor"
+                raise _RefusedError(self.rules["tensors_outside_session"].format(route=route))
+            self.session["loaded"] = True
+        if body.get("load_format") not in self.loaders:
+            raise _DiedError
+        payloads = [base64.b64decode(p, validate=True) for p in body["serialized_named_tensors"]]
+        for payload in payloads:
+            operations = [op.name for op, _, _ in pickletools.genops(payload)]
+            assert "GLOBAL" not in operations and "STACK_GLOBAL" not in operations
+        for rank, model in enumerate(self.models):
+            assert payloads[rank]
+            self.obey(model, rank)
+        return self._updated(body)
+
+    def obey(self, model: FusedModel, rank: int) -> None:
+        """Call the loader as one rank does; a test may break it."""
+        assert self.staging is not None
+        worker.obey(model, self.staging, rank)
+
+    def _updated(self, body: dict[str, Any]) -> Any:
+        if body.get("weight_version") is not None:
+            self.labels["scheduler"] = body["weight_version"]
+        if body.get("flush_cache", True) and not self._can_flush():
+            if self.rules["refused_flush_of_an_update"] == "dies":
+                raise _DiedError
+            raise _RefusedError(self.rules["refused_flush_of_an_update"])
+        if body.get("weight_version") is not None:
+            self.labels["tokenizer"] = body["weight_version"]
+        return {"success": True, "message": "Success"}
+
+    def _version(self, body: dict[str, Any]) -> Any:
+        if body.get("abort_all_requests", True):
+            self.aborted += self.running + self.waiting
+            self.running, self.waiting = [], []
+        self.labels = dict.fromkeys(self.labels, body["new_version"])
+        return {"success": True, "message": "", "new_version": body["new_version"]}
+
+    def checksum(self) -> str:
+        """Return one digest of everything that every rank holds."""
+        return self._checksums()["per_engine_checksum"]
+
+    def _checker(self, body: dict[str, Any]) -> Any:
+        if not self.rules["checksums"]:
+            raise _RefusedError("Unsupported action='checksum'")
+        return {"success": True, "message": "Success.", **self._checksums()}
+
+    def _checksums(self) -> dict[str, Any]:
+        ranks = []
+        for model in self.models:
+            found = {
+                name: hashlib.sha256(p.detach().view(torch.uint8).numpy().tobytes()).hexdigest()[
+                    :16
+                ]
+                for name, p in model.named_parameters()
+            }
+            ranks.append({"checksums": found, "per_gpu_checksum": _digest(json.dumps(found))})
+        return {"ranks": ranks, "per_engine_checksum": _digest(json.dumps(ranks))}
+
+
+class _RefusedError(Exception):
+    """HTTP 400."""
+
+
+class _LostError(Exception):
+    """The connection is cut."""
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
