@@ -14,7 +14,7 @@ from typing import Any
 from syncline.errors import ConfigError, SynclineError
 from syncline.sources import CheckpointSource
 from syncline.vllm import versions
-from syncline.vllm.dense import DenseWeights
+from syncline.vllm.placed import PlacedWeights
 from syncline.vllm.ranks import GroupWorkers, OneWorker, Workers
 from syncline.vllm.session import Session
 
@@ -101,7 +101,7 @@ def new_session(model: Any, vllm_config: Any) -> Session:
             )
         return CheckpointSource(path)
 
-    return Session(DenseWeights(model, config, workers), workers, base)
+    return Session(PlacedWeights(model, base(), workers), workers, base)
 
 
 def _workers() -> Workers:

@@ -26,7 +26,7 @@ from syncline.types import TensorMeta
 
 if TYPE_CHECKING:
     from syncline.engines.learned.memories import Memories
-    from syncline.engines.learned.recording import Load, Recording, Region
+    from syncline.engines.learned.recording import Load, Overwritten, Recording, Region
 
 
 @dataclass(frozen=True)
@@ -114,9 +114,9 @@ def _learned(
     unmapped = dict(recording.reasons)
     regions: dict[str, list[Region]] = {}
     for region in dict.fromkeys(recording.regions):
-        if region.local in recording.overwritten:
-            by = recording.overwritten[region.local]
-            unmapped.setdefault(region.name, f"{region.local} is also written by {by}")
+        for other in recording.overwritten:
+            if other.local == region.local and _meets(region, other):
+                unmapped.setdefault(region.name, f"{region.local} is also written by {other.by}")
         regions.setdefault(region.name, []).append(region)
     grids: dict[str, tuple[int, ...]] = {}
     blocks: dict[str, list[Block]] = {}
@@ -167,6 +167,11 @@ def _blocks(regions: Sequence[Region], meta: TensorMeta) -> tuple[tuple[int, ...
             if overlap(one, other) is not None:
                 raise LayoutError("its loader copies parts that share elements", tensor=meta.name)
     return grid, blocks
+
+
+def _meets(region: Region, other: Overwritten) -> bool:
+    last = region.place + sum((n - 1) * s for n, s in zip(region.shape, region.steps, strict=True))
+    return region.place <= other.last and other.first <= last
 
 
 def _without_conflicts(

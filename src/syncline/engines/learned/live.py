@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from math import prod
 from types import MappingProxyType
 from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from syncline.abc import Base
 from syncline.commit.overwrite import check, overwrite, record_all, restore
 from syncline.commit.recorded import Recorded
 from syncline.engines.learned.learning import Learned
-from syncline.engines.learned.localised import Localiser, Permutation
+from syncline.engines.learned.localised import Localiser, Permutation, ascending
 from syncline.engines.learned.memories import Memory
 from syncline.engines.torch_memory import TorchTarget
-from syncline.layouts.blocks import Block, run_of
+from syncline.layouts.blocks import Block, CanonicalTensor, Run, run_of
 from syncline.layouts.proof import block_fingerprint
 from syncline.types import ZERO, Bits, Fingerprint, Record, TensorMeta
 
@@ -48,6 +50,7 @@ class LiveWeights:
         self.permuted = frozenset(permutations)
         self._localiser = Localiser(learned, permutations)
         self._canonical = {name: t.meta for name, t in learned.layout.catalog.items()}
+        self._counts = {t.name: prod(t.shape) for t in learned.placement.tensors}
         self.metas = {
             name: TensorMeta(name, memory.local.dtype, (int(memory.flat.numel()),))
             for name, memory in memories.items()
@@ -78,28 +81,56 @@ class LiveWeights:
             LayoutError, CodecError: a record does not fit its tensor.
             VerifyError: the live weights are not those that the update was made for.
         """
-        return Update(self.localised(records), self.metas, self.target())
+        return self.update_of(self.localised(records))
+
+    def update_of(self, localised: Iterable[Record]) -> Update:
+        """Return records of live memory as an update; see `update`."""
+        return Update(localised, self.metas, self.target())
 
     def shares(self, blocks: Iterable[Block] | None = None) -> dict[str, Fingerprint]:
         """Return by canonical name the fingerprint of what the worker holds, read from its live memory.
 
         Args:
-            blocks: of those alone; all but aliases by default.
+            blocks: of those alone; all by default, tied names under each of their names.
 
         Cost: one pass over the elements. Tensors without readable memory are left out.
         """
         own = self.learned.placement.blocks if blocks is None else blocks
         found: dict[str, Fingerprint] = {}
-        for local, of_local in _by_local(own).items():
+        by_local: dict[str, list[Block]] = {}
+        for block in own:
+            by_local.setdefault(block.local, []).append(block)
+        for local, of_local in by_local.items():
             if local not in self._memories:
                 continue
             bits = self._memories[local].bits()
             if local in self._permutations:
-                bits = bits[self._permutations[local]]
+                bits = bits[self._permutations[local][np.arange(self._counts[local])]]
             for block in of_local:
                 value = block_fingerprint(block, self.learned.layout.catalog[block.name], bits)
                 found[block.name] = found.get(block.name, ZERO) + value
         return found
+
+    def differences(self, name: str, bits: Bits) -> Iterator[Record]:
+        """Yield what makes live memory hold these bits of a whole tensor, as records of live memory.
+
+        Cost: reads all elements that the worker holds of it.
+        """
+        tensor = self.learned.layout.catalog[name]
+        for block in self.learned.placement.blocks:
+            if block.name == name and block.local in self._memories and not block.is_alias:
+                yield from self._differences(block, tensor, bits)
+
+    def _differences(self, block: Block, tensor: CanonicalTensor, bits: Bits) -> Iterator[Record]:
+        run = run_of(block, tensor.grid)
+        live = self._memories[block.local].bits()
+        canonical = np.arange(block.count, dtype=np.int64)
+        places, wanted = _places(run, canonical)
+        if block.local in self._permutations:
+            places = self._permutations[block.local][places]
+        old_bits, new_bits = live[places], bits[wanted]
+        differs = old_bits != new_bits
+        yield from ascending(block.local, places[differs], old_bits[differs], new_bits[differs])
 
     def check_values(self, base: Base, samples: int | None) -> dict[str, str]:
         """Compare what stands in live memory with the checkpoint that it was loaded from.
@@ -128,17 +159,7 @@ class LiveWeights:
         run = run_of(block, self.learned.layout.catalog[block.name].grid)
         step = 1 if samples is None else max(1, block.count // samples)
         chosen = np.arange(0, block.count, step)
-        canonical = np.full(chosen.shape, run.canonical)
-        local = np.full(chosen.shape, run.local)
-        for count, outer, inner in zip(
-            reversed(run.counts),
-            reversed(run.canonical_strides),
-            reversed(run.local_strides),
-            strict=True,
-        ):
-            canonical += chosen % count * outer
-            local += chosen % count * inner
-            chosen //= count
+        local, canonical = _places(run, chosen)
         if block.local in self._permutations:
             local = self._permutations[block.local][local]
         expected, found = bits[canonical], memory.bits()[local]
@@ -150,12 +171,16 @@ class LiveWeights:
         return TorchTarget({name: memory.flat for name, memory in self._memories.items()})
 
 
-def _by_local(blocks: Iterable[Block]) -> dict[str, list[Block]]:
-    found: dict[str, list[Block]] = {}
-    for block in blocks:
-        if not block.is_alias:
-            found.setdefault(block.local, []).append(block)
-    return found
+def _places(run: Run, chosen: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return where elements of a block, counted through it, lie in memory and in the tensor."""
+    local = np.full(chosen.shape, run.local)
+    canonical = np.full(chosen.shape, run.canonical)
+    axes = zip(run.counts, run.local_strides, run.canonical_strides, strict=True)
+    for count, inner, outer in reversed(list(axes)):
+        local += chosen % count * inner
+        canonical += chosen % count * outer
+        chosen = chosen // count
+    return local, canonical
 
 
 def _by_name(blocks: Iterable[Block]) -> dict[str, list[Block]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +14,13 @@ from syncline.layouts.blocks import Run, run_of
 from syncline.layouts.positions import map_positions
 from syncline.types import Bits, Record
 
-Permutation = NDArray[np.int64]
-"""(n,) for each unit of a memory as its loader fills it: the unit of the memory as the engine keeps it."""
+
+class Permutation(Protocol):
+    """For units of a memory as its loader fills it, the units of the memory as the engine keeps it."""
+
+    def __getitem__(self, units: NDArray[np.int64], /) -> NDArray[np.int64]:
+        """Return where these units lie; an array of int64 is a permutation."""
+
 
 _REACH = 1 << 32
 
@@ -57,41 +63,51 @@ def _is_plain(run: Run) -> bool:
     return run.counts == () or (run.canonical_strides, run.local_strides) == ((1,), (1,))
 
 
-def _shifted(run: Run, record: Record) -> Iterator[Record]:
-    """Yield the part of a record that lies in a block of consecutive elements."""
+def within(run: Run, record: Record) -> Iterator[Record]:
+    """Yield the part of a canonical record that a block holds, still in canonical places.
+
+    Aliasing: the arrays may be views of the record's.
+    """
+    if not _is_plain(run):
+        which = np.arange(record.new_bits.size, dtype=np.uint32)
+        for _, _, kept in map_positions([run], _units(record), which, to="local"):
+            places = _units(record)[kept]
+            yield from ascending(record.name, places, record.old_bits[kept], record.new_bits[kept])
+        return
     first = run.canonical - record.start
     count = run.counts[0] if run.counts else 1
-    moved = run.local - run.canonical
-    if record.offsets is None:
+    offsets, start = record.offsets, record.start
+    if offsets is None:
         low, high = max(0, first), min(record.new_bits.size, first + count)
-        start = record.start + max(0, low)
+        start += low
     else:
-        low, high = map(int, np.searchsorted(record.offsets, (first, first + count)))
-        start = record.start
-    if low >= high:
-        return
-    part = slice(low, high)
-    offsets = record.offsets
-    if offsets is not None:
-        offsets = offsets[part]
-        # The first unit of the memory may lie behind the start of the record's window.
-        behind = -min(0, start + moved)
-        start += behind
-        offsets = offsets - np.uint32(behind) if behind else offsets
-    old_bits, new_bits = record.old_bits[part], record.new_bits[part]
-    yield Record(run.block.local, start + moved, offsets, old_bits, new_bits)
+        low, high = map(int, np.searchsorted(offsets, (first, first + count)))
+        offsets = offsets[low:high]
+    if low < high:
+        part = slice(low, high)
+        yield Record(record.name, start, offsets, record.old_bits[part], record.new_bits[part])
+
+
+def _shifted(run: Run, record: Record) -> Iterator[Record]:
+    """Yield the part of a record that lies in a block of consecutive elements, where it lies there."""
+    for part in within(run, record):
+        start, offsets = part.start + run.local - run.canonical, part.offsets
+        if start < 0 and offsets is not None:
+            # The memory may begin behind the start of the record's window.
+            start, offsets = 0, offsets - np.uint32(-start)
+        yield Record(run.block.local, start, offsets, part.old_bits, part.new_bits)
 
 
 def _mapped(run: Run, record: Record) -> Iterator[Record]:
     """Yield the part of a record that lies in any block."""
     which = np.arange(record.new_bits.size, dtype=np.uint32)
     for _, places, kept in map_positions([run], _units(record), which, to="local"):
-        yield from _ascending(run.block.local, places, record.old_bits[kept], record.new_bits[kept])
+        yield from ascending(run.block.local, places, record.old_bits[kept], record.new_bits[kept])
 
 
 def _permuted(record: Record, permutation: Permutation) -> Iterator[Record]:
-    places = permutation[_units(record)].astype(np.int64)
-    yield from _ascending(record.name, places, record.old_bits, record.new_bits)
+    places = permutation[_units(record)]
+    yield from ascending(record.name, places, record.old_bits, record.new_bits)
 
 
 def _units(record: Record) -> NDArray[np.int64]:
@@ -101,7 +117,7 @@ def _units(record: Record) -> NDArray[np.int64]:
     return record.start + record.offsets.astype(np.int64)
 
 
-def _ascending(
+def ascending(
     name: str, places: NDArray[np.int64], old_bits: Bits, new_bits: Bits
 ) -> Iterator[Record]:
     """Yield records of places in any order; each reaches over less than 2**32 units."""

@@ -47,18 +47,28 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
+class Overwritten:
+    """Units of a memory, from `first` to `last`, that got something else than copies, and what wrote them."""
+
+    local: str
+    first: int
+    last: int
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
 class Recording:
     """What a loader did with every tensor of a checkpoint.
 
     Attributes:
         regions: the copies, in order.
         reasons: by name of a tensor whose copies say nothing: why.
-        overwritten: by name of a memory that got something else than copies: what wrote it.
+        overwritten: what else the loader did to live memory.
     """
 
     regions: tuple[Region, ...]
     reasons: Mapping[str, str]
-    overwritten: Mapping[str, str]
+    overwritten: tuple[Overwritten, ...]
 
 
 def record(load: Load, metas: Iterable[TensorMeta], memories: Memories) -> Recording:
@@ -145,7 +155,7 @@ class Notes:
         self.memories = memories
         self.regions: list[Region] = []
         self.reasons: dict[str, str] = {}
-        self.overwritten: dict[str, str] = {}
+        self.overwritten: list[Overwritten] = []
         self.refused: tuple[str, ...] = ()
         self._lock = threading.Lock()
 
@@ -155,10 +165,20 @@ class Notes:
             for name in names:
                 self.reasons.setdefault(name, reason)
 
-    def overwrite(self, memory: Memory, by: str) -> None:
-        """Note that a memory gets something that is no copy of checkpoint tensors."""
+    def overwrite(self, target: Any, by: str) -> bool:
+        """Note that live memory would get something that is no copy; return whether it is live."""
+        memory = self.memories.of(target)
+        if memory is None or not target.numel():
+            return memory is not None
+        first = int(target.storage_offset())
+        sides = zip(target.shape, target.stride(), strict=True)
+        last = first + sum((side - 1) * step for side, step in sides)
+        scale = target.element_size() / memory.unit_bytes
         with self._lock:
-            self.overwritten.setdefault(memory.name, by)
+            self.overwritten.append(
+                Overwritten(memory.name, int(first * scale), int((last + 1) * scale), by)
+            )
+        return True
 
     def copy(self, target: Any, source: Tracked) -> None:
         """Note a copy of a followed tensor into memory."""
@@ -189,7 +209,7 @@ class Notes:
 
     def recording(self) -> Recording:
         """Return what was noted."""
-        return Recording(tuple(self.regions), dict(self.reasons), dict(self.overwritten))
+        return Recording(tuple(self.regions), dict(self.reasons), tuple(self.overwritten))
 
 
 def _region(piece: Any, target: Any, memory: Memory) -> Region:
@@ -277,10 +297,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         given = {} if kwargs is None else kwargs
         if _tracked(args, given):
             return _follow(self._notes, func, args, given)
-        for tensor in _written(func, args, given):
-            memory = self._notes.memories.of(tensor)
-            if memory is not None:
-                self._notes.overwrite(memory, str(func))
+        for tensor in written(func, args, given):
+            if self._notes.overwrite(tensor, str(func)):
                 return tensor
         return func(*args, **given)
 
@@ -288,9 +306,9 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _follow(notes: Notes, func: Any, args: Any, kwargs: Any) -> object:
     """Carry an operation on tracked tensors out on what they stand for."""
     name = func._schema.name  # noqa: SLF001 - no other way to ask what an operator writes
-    written = _written(func, args, kwargs)
-    if written:
-        return _write(notes, name, written, args, kwargs)
+    targets = written(func, args, kwargs)
+    if targets:
+        return _write(notes, name, targets, args, kwargs)
     tracked = _tracked(args, kwargs)
     names = tuple(dict.fromkeys(n for one in tracked for n in one.names))
     device = kwargs.get("device") or tracked[0].device
@@ -317,17 +335,16 @@ def _follow(notes: Notes, func: Any, args: Any, kwargs: Any) -> object:
     raise LayoutError(f"its loader looks at its values ({name})", tensor=names[0])
 
 
-def _write(notes: Notes, name: str, written: list[Any], args: Any, kwargs: Any) -> object:
+def _write(notes: Notes, name: str, targets: list[Any], args: Any, kwargs: Any) -> object:
     """Note an operation that writes; nothing is written."""
-    (target, *_) = written
+    (target, *_) = targets
     tracked = _tracked(args, kwargs)
     if name == "aten::copy_" and not isinstance(target, Tracked):
         notes.copy(target, args[1])
         return target
     notes.lose((n for one in tracked for n in one.names), f"its loader writes with {name}")
-    memory = None if isinstance(target, Tracked) else notes.memories.of(target)
-    if memory is not None:
-        notes.overwrite(memory, name)
+    if not isinstance(target, Tracked):
+        notes.overwrite(target, name)
     return target
 
 
@@ -362,7 +379,7 @@ def _tracked(args: Any, kwargs: Any) -> list[Tracked]:
     return [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, Tracked)]
 
 
-def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:
+def written(func: Any, args: Any, kwargs: Any) -> list[Any]:
     """Return the tensors that an operator writes."""
     found: list[Any] = []
     for at, argument in enumerate(func._schema.arguments):  # noqa: SLF001 - as above

@@ -188,10 +188,22 @@ def test_replicated_heads_are_counted() -> None:
     assert copies == {"q": 1, "k": 2, "v": 2, "gate": 1, "up": 1, "down": 1, "norm": 2}
 
 
-def test_a_padded_vocabulary_whose_end_is_zeroed_is_not_mapped() -> None:
-    """The zeros are a write that is no copy: the rows that it shares memory with fail closed."""
-    learned = learn_only(fused(0, 1), {"embed": (10, 4)}, params(embed=(16, 4)))
-    assert "aten.fill_" in learned.unmapped["embed"]
+def test_a_padded_vocabulary_whose_end_is_zeroed() -> None:
+    """vLLM zeroes the padding rows: no copy, but it meets no checkpoint tensor."""
+    live = params(embed=(16, 4))
+    learned = learn_only(fused(0, 1), {"embed": (10, 4)}, live)
+    assert learned.unmapped == {}
+    assert (live["embed"] == UNTOUCHED).all()
+
+
+def test_zeros_over_a_copied_row_are_not_mapped() -> None:
+    def load(weights: Weights, live: dict[str, torch.Tensor]) -> None:
+        for _, tensor in weights:
+            live["embed"].data[:10].copy_(tensor)
+            live["embed"].data[9:].fill_(0)
+
+    learned = learn_only(load, {"embed": (10, 4)}, params(embed=(16, 4)))
+    assert "fill_" in learned.unmapped["embed"]
 
 
 def test_a_padded_vocabulary() -> None:
