@@ -39,6 +39,7 @@ LEVELS = {
     "sync": 4,
     "bench": 5,
     "cli": 5,
+    "hosts": 5,
     "serving": 5,
     "demo": 5,
     "sglang": 5,

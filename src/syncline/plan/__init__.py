@@ -7,13 +7,18 @@ from syncline.plan.describe import heat_map, legend, read_sizes, record, records
 from syncline.plan.move import Mover, execute, incoming, outgoing, receive, send
 from syncline.plan.pieces import Piece, intersect
 from syncline.plan.planner import Load, Plan, Transfer, load_of, make_plan
+from syncline.plan.relay import Assignment, Fetch, Node, assign, receivers
 
 __all__ = [
+    "Assignment",
+    "Fetch",
     "Load",
     "Mover",
+    "Node",
     "Piece",
     "Plan",
     "Transfer",
+    "assign",
     "execute",
     "heat_map",
     "incoming",
@@ -24,6 +29,7 @@ __all__ = [
     "outgoing",
     "read_sizes",
     "receive",
+    "receivers",
     "record",
     "records",
     "send",

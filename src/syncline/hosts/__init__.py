@@ -1,0 +1,12 @@
+"""Hosts: versions in memory that others read without asking, and engines that take them from there.
+
+Not part of a training loop's straight way through a store: what joins a running fleet, and the parameter
+server's mode.
+"""
+
+from syncline.hosts.host import VersionHost
+from syncline.hosts.joining import JoinReport, join
+from syncline.hosts.live import LiveEngine
+from syncline.hosts.offer import Offer, load_offer
+
+__all__ = ["JoinReport", "LiveEngine", "Offer", "VersionHost", "join", "load_offer"]
