@@ -21,6 +21,8 @@ from typing import Any, Self
 _OWN_HEADERS = {"connection", "keep-alive", "transfer-encoding", "content-length"}
 _MISSING = b"<Error><Code>NoSuchKey</Code><Message>not seen yet</Message></Error>"
 
+Reply = tuple[int, dict[str, str], bytes, int | None]
+
 
 @dataclass
 class Fault:
@@ -112,33 +114,34 @@ class _Handler(BaseHTTPRequestHandler):
             try:
                 if self.owner.pause_s:
                     time.sleep(self.owner.pause_s)
-                self._answer(body, fault)
+                reply = self._reply(body, fault)
             finally:
-                self.owner.ended()
+                self.owner.ended()  # before the client, who may ask again at once, has the answer
+            if reply is None:
+                self.close_connection = True
+            else:
+                self._send(*reply)
         except (ConnectionError, TimeoutError):
             self.close_connection = True
 
-    def _answer(self, body: bytes, fault: Fault | None) -> None:
+    def _reply(self, body: bytes, fault: Fault | None) -> Reply | None:
+        """Return what to send; None: close the connection instead."""
         kind = "" if fault is None else fault.kind
-        if kind == "status":
-            self._send(fault.status, {}, b"<Error><Code>SlowDown</Code></Error>")
-            return
-        if kind == "missing":
-            self._send(404, {}, _MISSING)
-            return
         if kind == "cut":
-            self.close_connection = True
-            return
+            return None
+        if kind == "status":
+            return fault.status, {}, b"<Error><Code>SlowDown</Code></Error>", None
+        if kind == "missing":
+            return 404, {}, _MISSING, None
         status, headers, content = self._forward(body)
         if kind == "lost":
-            self.close_connection = True
-            return
+            return None
         middle = len(content) // 2
         if kind == "flip":
             content = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
         if kind == "shorten":
             content = content[:middle]
-        self._send(status, headers, content, cut_at=middle if kind == "truncate" else None)
+        return status, headers, content, middle if kind == "truncate" else None
 
     def _forward(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
         upstream = http.client.HTTPConnection(self.owner.upstream, timeout=60)
@@ -154,7 +157,7 @@ class _Handler(BaseHTTPRequestHandler):
             upstream.close()
 
     def _send(
-        self, status: int, headers: dict[str, str], content: bytes, *, cut_at: int | None = None
+        self, status: int, headers: dict[str, str], content: bytes, cut_at: int | None
     ) -> None:
         self.send_response_only(status)
         size = headers.pop("X-Size", str(len(content)))
