@@ -3,15 +3,18 @@
 moto checks `If-Match` and `If-None-Match` and then writes, without keeping other requests out; the services that it
 stands for do. So requests that carry a condition run one at a time here. Nothing else of moto is changed.
 
-Run as a program it prints its port and serves until it is ended or its standard input closes.
+Run as a program it prints its port and serves until it is ended or its standard input closes: for benchmarks also on
+another address than loopback, inside a network namespace, and with a pause before each answer that stands for a long way.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterable
 from datetime import timedelta
@@ -20,7 +23,6 @@ from typing import Any, Self
 
 KEYS = {"AWS_ACCESS_KEY_ID": "test-key", "AWS_SECRET_ACCESS_KEY": "test-secret-of-no-account"}
 CONDITIONS = ("HTTP_IF_MATCH", "HTTP_IF_NONE_MATCH")
-IGNORE = "--ignore-conditions"
 
 
 class S3Server:
@@ -28,14 +30,27 @@ class S3Server:
 
     Args:
         ignore_conditions: take no notice of conditions, as some services that speak S3 do.
+        namespace, host: network namespace and address to serve in.
+        pause_ms: how long each answer is held back.
     """
 
-    def __init__(self, *, ignore_conditions: bool = False) -> None:
-        self._arguments = [IGNORE] if ignore_conditions else []
+    def __init__(
+        self,
+        *,
+        ignore_conditions: bool = False,
+        namespace: str | None = None,
+        host: str = "127.0.0.1",
+        pause_ms: int = 0,
+    ) -> None:
+        inside = [] if namespace is None else ["ip", "netns", "exec", namespace]
+        self._command = [*inside, sys.executable, str(Path(__file__))]
+        self._command += ["--host", host, "--pause-ms", str(pause_ms)]
+        self._command += ["--ignore-conditions"] if ignore_conditions else []
+        self._host = host
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__)), *self._arguments],
+            self._command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **KEYS},
@@ -45,7 +60,7 @@ class S3Server:
         if not line.strip().isdigit():
             raise RuntimeError(f"the S3 server did not start: it printed {line!r}")
         self.port = int(line)
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"http://{self._host}:{self.port}"
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -97,11 +112,14 @@ def environment(endpoint: str) -> dict[str, str]:
     }
 
 
-def conditional(app: Callable[..., Iterable[bytes]], *, ignore: bool) -> Callable[..., Any]:
+def conditional(
+    app: Callable[..., Iterable[bytes]], *, ignore: bool, pause_s: float
+) -> Callable[..., Any]:
     """Run requests that carry a condition one at a time, or drop the conditions."""
     alone = threading.Lock()
 
     def call(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        time.sleep(pause_s)
         writes = environ["REQUEST_METHOD"] in ("PUT", "POST")
         if not writes or not any(name in environ for name in CONDITIONS):
             return app(environ, start_response)
@@ -115,8 +133,8 @@ def conditional(app: Callable[..., Iterable[bytes]], *, ignore: bool) -> Callabl
     return call
 
 
-def serve(*, ignore_conditions: bool) -> None:
-    """Serve on a free loopback port, which is printed, until standard input closes."""
+def serve(options: argparse.Namespace) -> None:
+    """Serve on a free port, which is printed, until standard input closes."""
     from moto.server import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import WSGIRequestHandler, make_server
 
@@ -126,8 +144,12 @@ def serve(*, ignore_conditions: bool) -> None:
         def log(self, *_: object) -> None:
             pass
 
-    app = conditional(DomainDispatcherApplication(create_backend_app), ignore=ignore_conditions)
-    server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=Quiet)
+    app = conditional(
+        DomainDispatcherApplication(create_backend_app),
+        ignore=options.ignore_conditions,
+        pause_s=options.pause_ms / 1000,
+    )
+    server = make_server(options.host, 0, app, threaded=True, request_handler=Quiet)
     sys.stdout.write(f"{server.server_port}\n")
     sys.stdout.flush()
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -135,4 +157,8 @@ def serve(*, ignore_conditions: bool) -> None:
 
 
 if __name__ == "__main__":
-    serve(ignore_conditions=IGNORE in sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--pause-ms", type=int, default=0)
+    parser.add_argument("--ignore-conditions", action="store_true")
+    serve(parser.parse_args())

@@ -44,6 +44,12 @@ def secret(variable: str) -> str:
     return value
 
 
+def is_plain_http_allowed() -> bool:
+    """Tell whether `AWS_ALLOW_HTTP` or `AZURE_ALLOW_HTTP` is true: obstore's own, for endpoints without TLS."""
+    values = (os.environ.get(name, "") for name in ("AWS_ALLOW_HTTP", "AZURE_ALLOW_HTTP"))
+    return any(value.lower() in ("1", "true") for value in values)
+
+
 def store_deadline_s() -> float:
     """Return how long one request to a store is tried again: `SYNCLINE_STORE_DEADLINE_S`, or 120.
 

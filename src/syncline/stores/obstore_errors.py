@@ -49,7 +49,8 @@ def is_passing(error: Exception) -> bool:
         return False
     status = _STATUS.search(str(error))
     if status is None:
-        return _WIRE.search(str(error)) is not None
+        text = str(error)
+        return _WIRE.search(text) is not None and "builder error" not in text
     return status[1].startswith("5") or status[1] in _PASSING_STATUS
 
 

@@ -90,7 +90,7 @@ def _made(
         "timeout": timedelta(seconds=max(deadline_s, _STALLED_S)),
         "read_timeout": timedelta(seconds=_STALLED_S),
     }
-    if allow_http:
+    if allow_http or config.is_plain_http_allowed():
         client["allow_http"] = True
     retry = {
         "retry_timeout": timedelta(seconds=deadline_s),

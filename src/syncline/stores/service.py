@@ -14,9 +14,9 @@ from obstore.exceptions import NotSupportedError
 
 from syncline.abc import Buffer
 from syncline.errors import ObjectNotFoundError, StoreError
-from syncline.stores.incoming import Incoming
 from syncline.stores.obstore_errors import FROM_OBSTORE, is_passing, mapped, without_secrets
 from syncline.stores.patience import Patience
+from syncline.stores.pump import pumped
 from syncline.stores.streams import PIECE_BYTES
 from syncline.types import ObjectInfo
 
@@ -140,13 +140,16 @@ class Service:
     def put_pieces(self, key: str, chunks: Iterable[Buffer], *, streams: int, doing: str) -> None:
         """Put an object in pieces, `streams` of them at once; each is tried again by obstore itself.
 
-        Memory: `streams` pieces and as many chunks of the caller.
+        Memory: `streams` pieces and a few chunks of the caller.
         """
-        incoming = Incoming(chunks)
-        with failing(doing, incoming):
-            # Pieces are uploaded while the next are asked for, so each must own its bytes.
-            owned = (bytes(chunk) for chunk in incoming)
-            obstore.put(self._store, key, owned, chunk_size=PIECE_BYTES, max_concurrency=streams)
+
+        def put(owned: Iterator[bytes]) -> None:
+            with failing(doing):
+                obstore.put(
+                    self._store, key, owned, chunk_size=PIECE_BYTES, max_concurrency=streams
+                )
+
+        pumped(chunks, put)
 
     def remove(self, key: str) -> None:
         """Remove an object; harmless if there is none."""
@@ -165,12 +168,10 @@ class Service:
 
 
 @contextmanager
-def failing(doing: str, incoming: Incoming | None = None) -> Iterator[None]:
-    """Turn obstore's errors into the store's; the caller's own pass."""
+def failing(doing: str) -> Iterator[None]:
+    """Turn obstore's errors into the store's."""
     try:
         yield
     except FROM_OBSTORE as error:
-        if incoming is not None and error is incoming.error:
-            raise
         has_secrets = without_secrets(str(error)) != str(error)
         raise mapped(doing, error) from (None if has_secrets else error)
