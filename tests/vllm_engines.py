@@ -26,9 +26,8 @@ ENVIRONMENT = {
 @contextmanager
 def plain_kernels() -> Iterator[None]:
     """Linear layers and experts that compute with their parameters as they were loaded."""
-    from vllm.model_executor.layers.fused_moe.experts import cpu_moe
-
     from vllm import _custom_ops as ops
+    from vllm.model_executor.layers.fused_moe.experts import cpu_moe
 
     experts = cpu_moe.CPUUnquantizedExperts
     with (
@@ -82,6 +81,7 @@ def engine(
             seed=0,
             tensor_parallel_size=tp,
             disable_log_stats=True,
+            worker_extension_cls="vllm_tested_worker.TestedWorker",
             **options,
         )
         try:

@@ -141,9 +141,8 @@ def _is_packed_experts(module: Any) -> bool:
 
 def _order(module: Any, weight: str) -> ExpertOrder:
     import torch  # noqa: PLC0415
-    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info  # noqa: PLC0415
-
     from vllm import _custom_ops as ops  # noqa: PLC0415
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info  # noqa: PLC0415
 
     described = get_layerwise_info(module).restore_metadata[0][weight]
     experts = module.quant_method.moe_kernel.fused_experts
