@@ -11,7 +11,7 @@ SGLANG := .venvs/sglang
 PEERS := .venvs/peers
 NATIVE := CMakeLists.txt $(shell find native -name '*.cc' -o -name '*.h')
 
-.PHONY: setup cross-env oracles vllm-env sglang-env peers-env shards demo test test-long test-gpu lint type test-native bench golden clean
+.PHONY: setup cross-env oracles vllm-env vllm-smoke test-vllm sglang-env peers-env shards demo test test-long test-gpu lint type test-native bench golden clean
 
 setup: $(VENV)/.installed
 
@@ -61,8 +61,17 @@ test-native: setup
 	scripts/test_native_sanitized.sh
 	scripts/test_native_fuzz.sh
 
-test: lint type test-native cross-env peers-env
+test: lint type test-native cross-env peers-env vllm-smoke
 	$(BIN)/pytest
+
+# Real vLLM on this CPU; engines are shared between tests, and its own warnings are not ours.
+VLLM_TESTS := $(VLLM)/bin/python -m pytest --override-ini filterwarnings=default tests/vllm
+
+vllm-smoke: vllm-env
+	$(VLLM_TESTS)
+
+test-vllm: vllm-env
+	$(VLLM_TESTS) -m "not gpu"
 
 # Made anew when its list changes; what is in it must not meet what is in the other environment.
 $(ORACLES)/.installed: tests/oracles/requirements.txt

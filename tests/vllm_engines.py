@@ -81,6 +81,7 @@ def engine(
             seed=0,
             tensor_parallel_size=tp,
             disable_log_stats=True,
+            worker_extension_cls="vllm_tested_worker.TestedWorker",
             **options,
         )
         try:

@@ -12,6 +12,7 @@ VOCAB = 250  # not a multiple of 64, so that engines pad it
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
+    "intermediate_size": 128,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -33,16 +34,11 @@ def write_checkpoint(
     options = {**_COMMON, **changes}
     config: Any
     if kind == "qwen3":
-        config = transformers.Qwen3Config(
-            intermediate_size=128, tie_word_embeddings=False, **options
-        )
+        config = transformers.Qwen3Config(tie_word_embeddings=False, **options)
     elif kind == "llama_tied":
-        config = transformers.LlamaConfig(
-            intermediate_size=128, tie_word_embeddings=True, **options
-        )
+        config = transformers.LlamaConfig(tie_word_embeddings=True, **options)
     else:
         config = transformers.Qwen3MoeConfig(
-            intermediate_size=128,
             moe_intermediate_size=64,
             num_experts=4,
             num_experts_per_tok=2,

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from scoring_servers import FakeSglang, FakeVllm, serving
 from syncline.abc import Scorer
 from syncline.errors import ConfigError, SynclineError
-from syncline.scorers import MemoryScorer, TorchScorer
+from syncline.scorers import MemoryScorer, SglangScorer, TorchScorer, VllmScorer
 from syncline.types import Probe
 
 VOCABULARY, WIDTH = 24, 12
@@ -72,7 +73,24 @@ def torch_module(_stack: ExitStack) -> Case:
     return Case(TorchScorer(model), change, tolerance=1e-5)
 
 
-MAKERS: dict[str, Callable[[ExitStack], Case]] = {"memory": memory, "torch": torch_module}
+def vllm_server(stack: ExitStack) -> Case:
+    behind = memory(stack)
+    url = stack.enter_context(serving(FakeVllm(behind.scorer)))
+    return Case(VllmScorer(url, timeout_s=20.0), behind.change)
+
+
+def sglang_server(stack: ExitStack) -> Case:
+    behind = memory(stack)
+    url = stack.enter_context(serving(FakeSglang(behind.scorer)))
+    return Case(SglangScorer(url, timeout_s=20.0), behind.change)
+
+
+MAKERS: dict[str, Callable[[ExitStack], Case]] = {
+    "memory": memory,
+    "torch": torch_module,
+    "vllm server": vllm_server,
+    "sglang server": sglang_server,
+}
 
 
 @pytest.fixture(params=sorted(MAKERS))

@@ -8,9 +8,8 @@ pytest.importorskip("sglang.srt", reason="needs the environment of make sglang-e
 
 
 def test_the_versions_are_those_that_sglang_pins() -> None:
-    import transformers
-
     import sglang
+    import transformers
 
     assert sglang.__version__ == "0.5.23"
     assert transformers.__version__ == "5.19.0"

@@ -72,7 +72,12 @@ class Gate:
         """Tell whether a version was flagged here, so that whoever follows the store passes it over."""
         return manifest_sha256 in self._refused
 
-    def check(self, committed: Committed, roll_back: RollBack | None = None) -> GateReport:
+    def check(
+        self,
+        committed: Committed,
+        roll_back: RollBack | None = None,
+        reference: Reference | None = None,
+    ) -> GateReport:
         """Judge a version that the engine has just made current; put the last good one back if need be.
 
         Nothing passes unseen: where there are no limits yet and the weights are not proven, where the trainer
@@ -81,6 +86,7 @@ class Gate:
 
         Args:
             roll_back: with the action `rollback`: how.
+            reference: the trainer's scores; None: those in the store.
 
         Raises:
             ConfigError: `rollback` without `roll_back`.
@@ -91,7 +97,7 @@ class Gate:
         if self._action == "rollback" and roll_back is None:
             raise ConfigError("gate: the action is rollback, so check needs roll_back; found none")
         start_s = time.monotonic()
-        report = self._judge(committed)
+        report = self._judge(committed, reference)
         if report.is_good:
             self._good = committed.version
         if report.verdict == "flagged":
@@ -100,7 +106,7 @@ class Gate:
                 report = self._put_back(report, roll_back)
         return replace(report, seconds=time.monotonic() - start_s)
 
-    def _judge(self, committed: Committed) -> GateReport:
+    def _judge(self, committed: Committed, reference: Reference | None) -> GateReport:
         turn = self._commits
         self._commits += 1
         if turn % self._every and self.limits is not None:
@@ -112,7 +118,8 @@ class Gate:
                 "there are no limits yet, and this version cannot give them: it is not proven that "
                 "the engine holds its weights bit for bit",
             )
-        reference = read_reference(self._store, committed.version, wait_s=self._wait_s)
+        if reference is None:
+            reference = read_reference(self._store, committed.version, wait_s=self._wait_s)
         if reference is None or reference.manifest_sha256 != committed.manifest_sha256:
             what = "no scores" if reference is None else "scores of another version of this number"
             return GateReport(committed, "unjudged", f"the store has {what}")

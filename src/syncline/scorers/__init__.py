@@ -5,6 +5,9 @@ transformers, vLLM or urllib3.
 """
 
 from syncline.scorers.memory import MemoryScorer
+from syncline.scorers.sglang_http import SglangScorer
 from syncline.scorers.torch_scorer import TorchScorer
+from syncline.scorers.vllm_http import VllmScorer
+from syncline.scorers.vllm_offline import VllmOfflineScorer
 
-__all__ = ["MemoryScorer", "TorchScorer"]
+__all__ = ["MemoryScorer", "SglangScorer", "TorchScorer", "VllmOfflineScorer", "VllmScorer"]

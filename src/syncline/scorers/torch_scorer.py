@@ -29,6 +29,11 @@ class TorchScorer(Scorer):
         self._model = model
         self.name = f"{type(model).__name__} {_dtype(model)}" if name is None else name
 
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids that the model has an embedding for."""
+        return int(self._model.get_input_embeddings().weight.shape[0])
+
     def score(self, probes: Sequence[Probe], top: int) -> list[Scores]:
         """Return the scores of every probe; see `Scorer.score`."""
         import torch  # noqa: PLC0415 - an extra
@@ -46,7 +51,7 @@ class TorchScorer(Scorer):
         import torch  # noqa: PLC0415 - an extra
 
         device = next(self._model.parameters()).device
-        vocabulary = self._model.get_input_embeddings().weight.shape[0]
+        vocabulary = self.vocabulary
         if max(probe.tokens) >= vocabulary or top > vocabulary:
             raise ConfigError(
                 f"probe: expected token ids, and a top, within a vocabulary of {vocabulary}, found "

@@ -75,21 +75,10 @@ class PackedLinear:
     """
 
     def __init__(self, name: str, module: Any) -> None:
-        cells = _cells(module.cpu_linear)
-        if "handler" in cells:
-            self._make: type[_Handle | _Tensor] = _Handle
-            self._used = cells["handler"]
-        elif "packed_weight" in cells:
-            self._make, self._used = _Tensor, cells["packed_weight"]
-        else:
-            raise LayoutError(
-                f"{name!r} is packed by a kernel that is not known here ({sorted(cells)}): turn it off, or "
-                "serve full checkpoints",
-                tensor=name,
-            )
         self.name = name
         self.module = module
         self.is_readable = bool(module.weight.numel())
+        self._used()
 
     def pack(self, weight: Any) -> Packed:
         """Return another weight packed like the one that is used; nothing is changed.
@@ -97,7 +86,20 @@ class PackedLinear:
         Args:
             weight: (out, in) contiguous, of the layer's dtype.
         """
-        return self._make(self._used, weight)
+        form, used = self._used()
+        return form(used, weight)
+
+    def _used(self) -> tuple[type[_Handle | _Tensor], Any]:
+        """Return in which form the weight is, and where: vLLM's own reload puts another one there."""
+        cells = _cells(self.module.cpu_linear)
+        for kind, form in (("handler", _Handle), ("packed_weight", _Tensor)):
+            if kind in cells:
+                return form, cells[kind]
+        raise LayoutError(
+            f"{self.name!r} is packed by a kernel that is not known here ({sorted(cells)}): turn it off, or "
+            "serve full checkpoints",
+            tensor=self.name,
+        )
 
     def check(self, weight: Any) -> None:
         """Ask the kernel for some columns of the weight that it uses.

@@ -8,7 +8,7 @@ from typing import Any
 
 from syncline.abc import Base
 from syncline.engines.learned.live import LiveWeights, Update
-from syncline.engines.learned.memories import Memories
+from syncline.engines.learned.memories import Memories, key_of
 from syncline.engines.tied import agreeing
 from syncline.errors import LayoutError, SynclineError, TornUpdateError
 from syncline.sources import CheckpointSource
@@ -54,6 +54,7 @@ class PlacedWeights:
         timeout_s: float = 120.0,
         samples: int | None = SAMPLES,
     ) -> None:
+        self._model = model
         metas = source.metas()
         placement = learn_worker(model, metas.values(), rank=workers.rank)
 
@@ -78,7 +79,12 @@ class PlacedWeights:
         self._report()
 
     def prepare(self, copy: HostCopy) -> None:
-        """Journal the changes of live memory and pack what is kept packed, beside generation."""
+        """Journal the changes of live memory and pack what is kept packed, beside generation.
+
+        Raises:
+            LayoutError: a live tensor was replaced since this was made.
+            VerifyError: something else changed the live weights.
+        """
         self._prepare(self._records(copy), copy, {record.name for record in copy.pending})
 
     def write(self, copy: HostCopy, *, everything: bool = False) -> None:
@@ -129,9 +135,20 @@ class PlacedWeights:
 
     def _prepare(self, records: Iterable[Record], copy: HostCopy, names: set[str]) -> None:
         self._close()
+        self._check_memory()
         self._prepared = self._live.update_of(records)
         self._forms.prepare(names, copy.view)
         self._whole.prepare(names, copy.view)
+
+    def _check_memory(self) -> None:
+        now = _tensors(self._model)
+        for name, memory in self._live.memories.items():
+            if name not in now or key_of(now[name]) != key_of(memory.flat):
+                raise LayoutError(
+                    f"live tensor {name!r} was replaced: start the engine again, so that its placement is learned "
+                    "anew",
+                    tensor=name,
+                )
 
     def _records(self, copy: HostCopy) -> Iterator[Record]:
         held = copy.held()

@@ -65,6 +65,7 @@ class Session:
         self._error: Exception | None = None
         self._is_applied = False
         self._is_torn = False
+        self._is_repair = False
 
     def open(self, store: str) -> None:
         """Follow this store from now on. Collective: no.
@@ -212,7 +213,9 @@ class Session:
         held = self._copy.follow(store, version, repair=repair)
         if held is None:
             raise CommitError("the copy lost its version while it was staged; stage it again")
-        self.weights.prepare(self._copy)
+        self._is_repair = repair
+        if not repair:
+            self.weights.prepare(self._copy)
         return held
 
     def _require_copy(self) -> HostCopy:
@@ -223,8 +226,8 @@ class Session:
     def _write(self) -> None:
         if self._is_applied:
             raise ConfigError("a version was applied and not finished: finish or undo it first")
-        if self._require_copy().pending or self._is_torn:
-            self.weights.write(self._require_copy(), everything=self._is_torn)
+        if self._require_copy().pending or self._is_repair:
+            self.weights.write(self._require_copy(), everything=self._is_repair)
 
     def _verdict(self, answers: Sequence[Said]) -> Exception | None:
         """Return why the workers did not all take one version and hold its bits; None if they did."""

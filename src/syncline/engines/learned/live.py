@@ -34,6 +34,7 @@ class LiveWeights:
         permutations: see `Localiser`.
 
     Attributes:
+        memories: what it was given.
         metas: of the memories, flat, by local name.
         permuted: local names of memories whose elements were moved after loading.
     """
@@ -45,7 +46,7 @@ class LiveWeights:
         permutations: Mapping[str, Permutation] = MappingProxyType({}),
     ) -> None:
         self.learned = learned
-        self._memories = memories
+        self.memories = memories
         self._permutations = permutations
         self.permuted = frozenset(permutations)
         self._localiser = Localiser(learned, permutations)
@@ -71,7 +72,7 @@ class LiveWeights:
         for record in records:
             check(record, self._canonical)
             for found in self._localiser.localised(record):
-                if found.name in self._memories:
+                if found.name in self.memories:
                     yield found
 
     def update(self, records: Iterable[Record]) -> Update:
@@ -101,9 +102,9 @@ class LiveWeights:
         for block in own:
             by_local.setdefault(block.local, []).append(block)
         for local, of_local in by_local.items():
-            if local not in self._memories:
+            if local not in self.memories:
                 continue
-            bits = self._memories[local].bits()
+            bits = self.memories[local].bits()
             if local in self._permutations:
                 bits = bits[self._permutations[local][np.arange(self._counts[local])]]
             for block in of_local:
@@ -118,12 +119,12 @@ class LiveWeights:
         """
         tensor = self.learned.layout.catalog[name]
         for block in self.learned.placement.blocks:
-            if block.name == name and block.local in self._memories and not block.is_alias:
+            if block.name == name and block.local in self.memories and not block.is_alias:
                 yield from self._differences(block, tensor, bits)
 
     def _differences(self, block: Block, tensor: CanonicalTensor, bits: Bits) -> Iterator[Record]:
         run = run_of(block, tensor.grid)
-        live = self._memories[block.local].bits()
+        live = self.memories[block.local].bits()
         canonical = np.arange(block.count, dtype=np.int64)
         places, wanted = _places(run, canonical)
         if block.local in self._permutations:
@@ -153,7 +154,7 @@ class LiveWeights:
 
     def _wrong(self, block: Block, meta: TensorMeta, bits: Bits, samples: int | None) -> str:
         """Return how a block's elements differ from the checkpoint's; empty if they do not."""
-        memory = self._memories.get(block.local)
+        memory = self.memories.get(block.local)
         if memory is None:
             return ""
         run = run_of(block, self.learned.layout.catalog[block.name].grid)
@@ -168,7 +169,7 @@ class LiveWeights:
 
     def target(self) -> TorchTarget:
         """Return the memories as the target of records of theirs."""
-        return TorchTarget({name: memory.flat for name, memory in self._memories.items()})
+        return TorchTarget({name: memory.flat for name, memory in self.memories.items()})
 
 
 def _places(run: Run, chosen: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -1,0 +1,127 @@
+"""A worker extension that compares what a live worker holds with a model that vLLM loads afresh."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from syncline.errors import LayoutError
+from syncline.vllm.extension import SynclineWorker, session_of
+
+
+class TestedWorker(SynclineWorker):
+    """Answers with plain values, like what it extends."""
+
+    __test__ = False
+
+    def tested_differences(self, path: str) -> list[str]:
+        """Load the checkpoint at `path` into a second model, as a fresh engine does; say what differs.
+
+        Parameters and buffers are compared as bits; of layers that are packed, what they compute of the
+        unit matrix: each element of the weight.
+        """
+        fresh = fresh_model(self.vllm_config, path)
+        live = self.model_runner.get_model()
+        return [*different_tensors(live, fresh), *different_layers(live, fresh)]
+
+    def tested_shares(self) -> list[str]:
+        """Return the fingerprint of what this worker holds, as kept in step and as read anew."""
+        session = session_of(self)
+        held = session._copy
+        weights = session.weights
+        return [weights.fingerprint(held).hex(), weights.fingerprint_in_full(held).hex()]
+
+    def tested_break(self, rank: str) -> None:
+        """Let the next write fail on one worker, when its last bit is in."""
+        if self.rank == int(rank):
+            session = session_of(self)
+            change = session.weights._shares.change
+
+            def failing(*_: Any, **__: Any) -> None:
+                session.weights._shares.change = change
+                raise LayoutError("injected")
+
+            session.weights._shares.change = failing
+
+    def tested_placement(self) -> dict[str, Any]:
+        """Return what was learned here, in plain values."""
+        learned = session_of(self).weights._live.learned
+        return {
+            "unmapped": dict(learned.unmapped),
+            "absent": list(learned.absent),
+            "tensors": {
+                t.name: [t.dtype, list(t.shape), t.padding] for t in learned.placement.tensors
+            },
+            "blocks": [
+                [
+                    b.name,
+                    list(b.start),
+                    list(b.shape),
+                    b.local,
+                    b.offset,
+                    list(b.strides),
+                    b.is_alias,
+                ]
+                for b in learned.placement.blocks
+            ],
+            "grids": {name: list(t.grid) for name, t in learned.layout.catalog.items()},
+        }
+
+
+def fresh_model(vllm_config: Any, path: str) -> Any:
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader import get_model_loader
+
+    config = copy.copy(vllm_config)
+    config.compilation_config = copy.copy(vllm_config.compilation_config)
+    config.compilation_config.static_forward_context = {}
+    config.compilation_config.static_all_moe_layers = []
+    config.model_config = copy.copy(vllm_config.model_config)
+    config.model_config.model = path
+    with set_current_vllm_config(config):
+        loader = get_model_loader(config.load_config)
+        return loader.load_model(vllm_config=config, model_config=config.model_config)
+
+
+def different_tensors(live: Any, fresh: Any) -> list[str]:
+    """Names of parameters and buffers that differ, or that only one of them has."""
+    ours, theirs = tensors_of(live), tensors_of(fresh)
+    return [
+        *(ours.keys() ^ theirs.keys()),
+        *(name for name in ours.keys() & theirs.keys() if bits(ours[name]) != bits(theirs[name])),
+    ]
+
+
+def different_layers(live: Any, fresh: Any) -> list[str]:
+    """Names of layers that compute something else of the unit matrix."""
+    import torch
+
+    others = dict(fresh.named_modules())
+    found = []
+    for name, layer in live.named_modules():
+        if not hasattr(layer, "cpu_linear"):
+            continue
+        width = getattr(layer, "embedding_dim", None)
+        if width is None:
+            width = getattr(layer, "input_size_per_partition", layer.input_size)
+        with torch.inference_mode():
+            ask = torch.eye(width, dtype=layer.weight.dtype)
+            one = layer.cpu_linear(ask, layer.weight, None)
+            other = others[name].cpu_linear(ask, others[name].weight, None)
+        if bits(one) != bits(other):
+            found.append(f"{name} computes")
+    return found
+
+
+def tensors_of(model: Any) -> dict[str, Any]:
+    return {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
+
+
+def bits(tensor: Any) -> bytes:
+    import torch
+
+    plain = tensor.data.contiguous().view(-1)
+    return plain.view(torch.uint8).numpy().tobytes() if plain.numel() else b""
