@@ -90,9 +90,7 @@ def publish(arguments: argparse.Namespace) -> dict:
     import syncline
 
     source = source_of(arguments.megabytes)
-    publisher = syncline.Publisher(
-        syncline.open_store(f"s3://bucket/{PREFIX}"), part_bytes=64 << 20, anchor_every=None
-    )
+    publisher = syncline.Publisher(syncline.open_store(f"s3://bucket/{PREFIX}"), anchor_every=None)
     publisher.publish(source)
     source.step(arguments.share)
     report = publisher.publish(source)
