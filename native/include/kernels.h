@@ -14,6 +14,7 @@ enum class Status : int {
   not_ascending,  // an offset is not above the one before it
   cut_short,      // the gap bytes end inside a gap
   wrong_count,    // the gap bytes hold more gaps than announced
+  differs,        // other bits stand there
 };
 
 // What went wrong first, and where: the index of an offset, or for wrong_count of a byte.
@@ -56,6 +57,12 @@ Outcome scatter(unsigned char* target, std::size_t target_count, const std::uint
                 const unsigned char* bits, std::size_t count, unsigned unit_bytes) noexcept;
 Outcome gather(const unsigned char* source, std::size_t source_count, const std::uint32_t* offsets, unsigned char* bits,
                std::size_t count, unsigned unit_bytes) noexcept;
+
+// Whether `bits` are what stands at the offsets, which need not rise.
+Outcome compare(const unsigned char* source, std::size_t source_count, const std::uint32_t* offsets,
+                const unsigned char* bits, std::size_t count, unsigned unit_bytes) noexcept;
+// Whether the offsets rise strictly and are below the limit, which is not above 2^32.
+Outcome check_ascending(const std::uint32_t* offsets, std::size_t count, std::uint64_t limit) noexcept;
 
 // The two lanes of a fingerprint, or the two seeds of a tensor's row keys.
 struct Lanes {

@@ -2,10 +2,14 @@
 //
 // Lengths, widths and contiguity were checked in src/syncline/kernels/__init__.py.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <deque>
+#include <optional>
+#include <utility>
 
 #include "kernels.h"
 #include "literals.h"
@@ -21,21 +25,28 @@ namespace {
 
 using namespace syncline;
 
-nb::tuple diff_(nb::handle old_bits, nb::handle new_bits, std::size_t begin, unsigned unit_bytes, bool refresh,
-                nb::handle offsets, nb::handle changed_old, nb::handle changed_new, std::size_t room) {
+// Also what the changes add to the fingerprint of a tensor in which unit 0 is unit `start`, if there are seeds.
+nb::tuple find_changes_(nb::handle old_bits, nb::handle new_bits, std::size_t begin, unsigned unit_bytes, bool refresh,
+                nb::handle offsets, nb::handle changed_old, nb::handle changed_new, std::size_t room,
+                std::uint64_t start, std::optional<std::pair<std::uint64_t, std::uint64_t>> seeds) {
   const View old_view(old_bits, refresh);
   const View new_view(new_bits, false);
   const View places(offsets, true);
   const View olds(changed_old, true);
   const View news(changed_new, true);
   Progress progress;
+  Lanes rise{0, 0};
   {
     const nb::gil_scoped_release unlocked;
     progress = diff({old_view.bytes(), new_view.bytes(), begin, old_view.size_bytes() / unit_bytes, refresh,
                      places.offsets(), olds.bytes(), news.bytes(), room},
                     unit_bytes);
+    if (seeds) {
+      rise = fingerprint_change(places.offsets(), olds.bytes(), news.bytes(), progress.found, unit_bytes, start,
+                                {seeds->first, seeds->second});
+    }
   }
-  return nb::make_tuple(progress.stop, progress.found);
+  return nb::make_tuple(progress.stop, progress.found, rise.a, rise.b);
 }
 
 bool scatter_(nb::handle target, nb::handle offsets, nb::handle bits, unsigned unit_bytes) {
@@ -56,6 +67,23 @@ bool gather_(nb::handle source, nb::handle offsets, nb::handle bits, unsigned un
   return gather(from.bytes(), from.size_bytes() / unit_bytes, places.offsets(), into.bytes(),
                 places.size_bytes() / sizeof(std::uint32_t), unit_bytes)
              .status == Status::ok;
+}
+
+// Returns the index of the first unit that differs; -1 if none does, -2 if an offset is out of range.
+std::int64_t compare_(nb::handle source, nb::handle offsets, nb::handle bits, unsigned unit_bytes) {
+  const View from(source, false);
+  const View places(offsets, false);
+  const View wanted(bits, false);
+  const nb::gil_scoped_release unlocked;
+  const Outcome outcome = compare(from.bytes(), from.size_bytes() / unit_bytes, places.offsets(), wanted.bytes(),
+                                  places.size_bytes() / sizeof(std::uint32_t), unit_bytes);
+  if (outcome.status == Status::ok) return -1;
+  return outcome.status == Status::differs ? static_cast<std::int64_t>(outcome.position) : -2;
+}
+
+bool check_ascending_(nb::handle offsets, std::uint64_t limit) {
+  const View places(offsets, false);
+  return check_ascending(places.offsets(), places.size_bytes() / sizeof(std::uint32_t), limit).status == Status::ok;
 }
 
 nb::tuple fingerprint_(nb::handle bits, unsigned unit_bytes, std::uint64_t start, std::uint64_t seed_a,
@@ -131,6 +159,54 @@ bool read_symbols_(nb::handle old_bits, unsigned unit_bytes, bool is_step, nb::h
                       more.bytes(), more.size_bytes() / unit_bytes, news.bytes());
 }
 
+// `encode_gaps` and `write_symbols` in one call: how much of `high` is used, bits of a symbol, escaped; -1 as there.
+nb::tuple write_changes_(nb::handle offsets, unsigned low_bytes, nb::handle low, nb::handle high, nb::handle old_bits,
+                         nb::handle new_bits, unsigned unit_bytes, bool is_step, nb::handle symbols,
+                         nb::handle excess) {
+  const View places(offsets, false);
+  const View lows(low, true);
+  const View highs(high, true);
+  const View olds(old_bits, false);
+  const View news(new_bits, false);
+  const View packed(symbols, true);
+  const View more(excess, true);
+  const std::size_t count = places.size_bytes() / sizeof(std::uint32_t);
+  std::size_t used = 0;
+  Outcome outcome;
+  SymbolCounts counts{0, 0};
+  {
+    const nb::gil_scoped_release unlocked;
+    outcome = encode_gaps(places.offsets(), count, low_bytes, lows.bytes(), highs.bytes(), &used);
+    if (outcome.status == Status::ok) {
+      counts = write_symbols(olds.bytes(), news.bytes(), count, unit_bytes, is_step, packed.bytes(), more.bytes());
+    }
+  }
+  const auto high_bytes = outcome.status == Status::ok ? static_cast<std::int64_t>(used) : -1;
+  return nb::make_tuple(high_bytes, counts.bits, counts.escaped);
+}
+
+// `decode_gaps`, `gather` of the base at these places, and `read_symbols` in one call; false where one of them fails.
+bool read_changes_(nb::handle low, unsigned low_bytes, nb::handle high, nb::handle base, unsigned unit_bytes,
+                   bool is_step, nb::handle symbols, unsigned bits, nb::handle excess, nb::handle offsets,
+                   nb::handle old_bits, nb::handle new_bits) {
+  const View lows(low, false);
+  const View highs(high, false);
+  const View from(base, false);
+  const View packed(symbols, false);
+  const View more(excess, false);
+  const View places(offsets, true);
+  const View olds(old_bits, true);
+  const View news(new_bits, true);
+  const std::size_t limit = from.size_bytes() / unit_bytes;
+  const std::size_t count = places.size_bytes() / sizeof(std::uint32_t);
+  const nb::gil_scoped_release unlocked;
+  return decode_gaps(lows.bytes(), low_bytes, highs.bytes(), highs.size_bytes(), limit, places.offsets(), count)
+                 .status == Status::ok &&
+         gather(from.bytes(), limit, places.offsets(), olds.bytes(), count, unit_bytes).status == Status::ok &&
+         read_symbols(olds.bytes(), count, unit_bytes, is_step, packed.bytes(), bits, more.bytes(),
+                      more.size_bytes() / unit_bytes, news.bytes());
+}
+
 void xor_(nb::handle a, nb::handle b, nb::handle out) {
   const View left(a, false);
   const View right(b, false);
@@ -203,13 +279,17 @@ bool select_isa_(const std::string& name) {
 
 NB_MODULE(_native, m) {
   m.doc() = "Kernels in C++; call them through syncline.kernels, which checks arguments.";
-  m.def("diff", &diff_);
+  m.def("find_changes", &find_changes_);
   m.def("scatter", &scatter_);
   m.def("gather", &gather_);
+  m.def("compare", &compare_);
+  m.def("check_ascending", &check_ascending_);
   m.def("fingerprint", &fingerprint_);
   m.def("fingerprint_change", &fingerprint_change_);
   m.def("encode_gaps", &encode_gaps_);
   m.def("decode_gaps", &decode_gaps_);
+  m.def("write_changes", &write_changes_);
+  m.def("read_changes", &read_changes_);
   m.def("write_symbols", &write_symbols_);
   m.def("read_symbols", &read_symbols_);
   m.def("split_planes", &split_planes_);

@@ -18,6 +18,48 @@ Outcome check_range(const std::uint32_t* offsets, std::size_t count, std::size_t
   return {Status::out_of_range, first};
 }
 
+constexpr std::size_t kBlock = 64;  // changes that are compared without a branch between them
+
+// One gap in bytes; up to 509 without a branch, since whether it has an escape cannot be foretold.
+unsigned char* write_gap(std::uint64_t gap, unsigned char* high) noexcept {
+  for (; gap >= 2 * kEscape; gap -= kEscape) *high++ = kEscape;
+  const bool is_escaped = gap >= kEscape;
+  *high = kEscape;
+  high += is_escaped;
+  *high++ = static_cast<unsigned char>(gap - (is_escaped ? kEscape : 0));
+  return high;
+}
+
+// Gaps without low bytes. Whether a byte is an escape cannot be foretold, so nothing branches on it: an offset is
+// written again and again until its gap has ended.
+Outcome add_gaps(const unsigned char* gaps, std::size_t size, std::uint64_t limit, std::uint32_t* offsets,
+                 std::size_t count) noexcept {
+  std::uint64_t next = 0;
+  std::size_t at = 0, found = 0;
+  while (found < count && at < size) {
+    // A byte ends one gap at most, so there is room for what these end.
+    const std::size_t stop = size - at < count - found ? size : at + count - found;
+    for (; at < stop; ++at) {
+      next += gaps[at];
+      offsets[found] = static_cast<std::uint32_t>(next);
+      const bool ends = gaps[at] != kEscape;
+      next += ends;
+      found += ends;
+    }
+  }
+  // Offsets rise, so if the last is below the limit all are.
+  if (next > limit) {
+    next = 0;
+    for (std::size_t i = 0, index = 0; i < size; next += gaps[i] != kEscape, index += gaps[i++] != kEscape) {
+      next += gaps[i];
+      if (next >= limit && gaps[i] != kEscape) return {Status::out_of_range, index};
+    }
+  }
+  if (found < count) return {Status::cut_short, found};
+  if (at != size) return {Status::wrong_count, at};
+  return {Status::ok, count};
+}
+
 }  // namespace
 
 void xor_bytes(const unsigned char* a, const unsigned char* b, unsigned char* out, std::size_t size) noexcept {
@@ -49,6 +91,39 @@ Outcome gather(const unsigned char* source, std::size_t source_count, const std:
     }
     return outcome;
   });
+}
+
+Outcome compare(const unsigned char* source, std::size_t source_count, const std::uint32_t* offsets,
+                const unsigned char* bits, std::size_t count, unsigned unit_bytes) noexcept {
+  const Outcome outcome = check_range(offsets, count, source_count);
+  if (outcome.status != Status::ok) return outcome;
+  return with_width(unit_bytes, [&](auto width) {
+    constexpr std::size_t W = width();
+    for (std::size_t begin = 0; begin < count; begin += kBlock) {
+      const std::size_t end = count - begin < kBlock ? count : begin + kBlock;
+      bool differs = false;
+      for (std::size_t i = begin; i < end; ++i) {
+        if (count - i > kAhead) __builtin_prefetch(source + offsets[i + kAhead] * W);
+        differs |= load<Unit<W>>(bits + i * W) != load<Unit<W>>(source + offsets[i] * W);
+      }
+      for (std::size_t i = begin; differs && i < end; ++i) {
+        if (load<Unit<W>>(bits + i * W) != load<Unit<W>>(source + offsets[i] * W)) return Outcome{Status::differs, i};
+      }
+    }
+    return outcome;
+  });
+}
+
+Outcome check_ascending(const std::uint32_t* offsets, std::size_t count, std::uint64_t limit) noexcept {
+  bool falls = false;
+  for (std::size_t i = 1; i < count; ++i) falls |= offsets[i] <= offsets[i - 1];
+  if (!falls && (count == 0 || offsets[count - 1] < limit)) return {Status::ok, count};
+  for (std::size_t i = 0; i < count; ++i) {
+    if (offsets[i] >= limit) return {Status::out_of_range, i};
+  }
+  std::size_t first = 1;
+  while (offsets[first] > offsets[first - 1]) ++first;
+  return {Status::not_ascending, first};
 }
 
 Lanes fingerprint_change(const std::uint32_t* offsets, const unsigned char* old_bits, const unsigned char* new_bits,
@@ -84,26 +159,27 @@ Lanes fingerprint_change(const std::uint32_t* offsets, const unsigned char* old_
 
 Outcome encode_gaps(const std::uint32_t* offsets, std::size_t count, unsigned low_bytes, unsigned char* low,
                     unsigned char* high, std::size_t* high_size) noexcept {
-  std::size_t used = 0;
+  // None is beyond the last, so that gaps never need more room than the last one tells.
+  const Outcome outcome = check_ascending(offsets, count, std::uint64_t{1} << 32);
+  if (outcome.status != Status::ok) return outcome;
+  unsigned char* const begin = high;
   std::uint64_t next = 0;
   for (std::size_t i = 0; i < count; ++i) {
-    // None is beyond the last, so that gaps never need more room than the last one tells.
-    if (offsets[i] < next || offsets[i] > offsets[count - 1]) return {Status::not_ascending, i};
     std::uint64_t gap = offsets[i] - next;
     next = std::uint64_t{offsets[i]} + 1;
     for (unsigned byte = 0; byte < low_bytes; ++byte) {
       low[byte * count + i] = static_cast<unsigned char>(gap);
       gap >>= 8;
     }
-    for (; gap >= kEscape; gap -= kEscape) high[used++] = kEscape;
-    high[used++] = static_cast<unsigned char>(gap);
+    high = write_gap(gap, high);
   }
-  *high_size = used;
-  return {Status::ok, count};
+  *high_size = static_cast<std::size_t>(high - begin);
+  return outcome;
 }
 
 Outcome decode_gaps(const unsigned char* low, unsigned low_bytes, const unsigned char* high, std::size_t high_size,
                     std::uint64_t limit, std::uint32_t* offsets, std::size_t count) noexcept {
+  if (low_bytes == 0) return add_gaps(high, high_size, limit, offsets, count);
   std::size_t at = 0;
   std::uint64_t next = 0;
   for (std::size_t i = 0; i < count; ++i) {

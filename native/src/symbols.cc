@@ -1,9 +1,12 @@
 // The values of `packed`: how each change is told from the base, in symbols of a few bits and an excess for the rest.
+#include <algorithm>
+
 #include "table.h"
 
 namespace syncline {
 namespace {
 
+constexpr std::size_t kBlock = 64;
 constexpr std::size_t kFewBelow = 15;  // what symbols of 4 bits tell without an excess
 
 template <std::size_t W>
@@ -21,17 +24,52 @@ Unit<W> untold(Unit<W> before, Unit<W> value, bool is_step) noexcept {
   return static_cast<Unit<W>>(before + ((value >> 1) ^ sign));
 }
 
+// Values that are all 0 or 1 in one bit each; returns how many are 1, which is the escape. Loops over a block at a
+// time are what compilers make vector code of.
+template <std::size_t W>
+std::size_t write_bits(const unsigned char* old_bits, const unsigned char* new_bits, std::size_t count, bool is_step,
+                       unsigned char* symbols) noexcept {
+  std::size_t ones = 0;
+  for (std::size_t begin = 0; begin < count; begin += kBlock) {
+    unsigned char values[kBlock] = {};
+    const std::size_t size = std::min(kBlock, count - begin);
+    for (std::size_t i = 0; i < size; ++i) {
+      const auto before = load<Unit<W>>(old_bits + (begin + i) * W);
+      const auto fresh = load<Unit<W>>(new_bits + (begin + i) * W);
+      values[i] = static_cast<unsigned char>(told<W>(before, fresh, is_step) - 1);
+    }
+    for (std::size_t i = 0; i < size; i += 8) {
+      // The product has byte i, which is 0 or 1, at bit 56 + i; nothing below carries.
+      const auto packed = static_cast<unsigned char>(load<std::uint64_t>(values + i) * 0x0102040810204080u >> 56);
+      ones += static_cast<std::size_t>(__builtin_popcount(packed));
+      *symbols++ = packed;
+    }
+  }
+  return ones;
+}
+
 template <std::size_t W>
 SymbolCounts write_width(const unsigned char* old_bits, const unsigned char* new_bits, std::size_t count, bool is_step,
                          unsigned char* symbols, unsigned char* excess) noexcept {
   std::size_t small = 0, few = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    const auto value = static_cast<Unit<W>>(
-        told<W>(load<Unit<W>>(old_bits + i * W), load<Unit<W>>(new_bits + i * W), is_step) - 1);
-    small += value <= 1;
-    few += value < kFewBelow;
+  for (std::size_t begin = 0; begin < count; begin += kBlock) {
+    unsigned small_here = 0, few_here = 0;
+    const std::size_t end = std::min(begin + kBlock, count);
+    for (std::size_t i = begin; i < end; ++i) {
+      const auto value = static_cast<Unit<W>>(
+          told<W>(load<Unit<W>>(old_bits + i * W), load<Unit<W>>(new_bits + i * W), is_step) - 1);
+      small_here += value <= 1;
+      few_here += value < kFewBelow;
+    }
+    small += small_here;
+    few += few_here;
   }
-  const unsigned bits = small == count ? 1 : 2 * few >= count ? 4 : 8;
+  if (small == count) {
+    const std::size_t ones = write_bits<W>(old_bits, new_bits, count, is_step, symbols);
+    std::fill_n(excess, ones * W, static_cast<unsigned char>(0));
+    return {1, ones};
+  }
+  const unsigned bits = 2 * few >= count ? 4 : 8;
   const auto escape = static_cast<Unit<W>>((1u << bits) - 1);
   const unsigned per_byte = 8 / bits;
   std::size_t escaped = 0;
@@ -58,10 +96,20 @@ std::size_t read_plain(const unsigned char* old_bits, std::size_t count, bool is
   constexpr unsigned kEscape = (1u << kBits) - 1;
   constexpr std::size_t kPerByte = 8 / kBits;
   std::size_t escaped = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    const unsigned symbol = symbols[i / kPerByte] >> (i % kPerByte * kBits) & kEscape;
-    escaped += symbol == kEscape;
-    store(new_bits + i * W, untold<W>(load<Unit<W>>(old_bits + i * W), static_cast<Unit<W>>(symbol + 1), is_step));
+  for (std::size_t begin = 0; begin < count; begin += kBlock) {
+    unsigned char told_here[kBlock];
+    const std::size_t size = std::min(kBlock, count - begin);
+    unsigned escaped_here = 0;
+    for (std::size_t i = 0; i < size; ++i) {
+      const unsigned symbol = symbols[(begin + i) / kPerByte] >> (i % kPerByte * kBits) & kEscape;
+      escaped_here += symbol == kEscape;
+      told_here[i] = static_cast<unsigned char>(symbol);
+    }
+    for (std::size_t i = 0; i < size; ++i) {
+      const auto value = static_cast<Unit<W>>(told_here[i] + 1u);
+      store(new_bits + (begin + i) * W, untold<W>(load<Unit<W>>(old_bits + (begin + i) * W), value, is_step));
+    }
+    escaped += escaped_here;
   }
   return escaped;
 }

@@ -107,7 +107,22 @@ void check_lists(Isa isa, unsigned width, std::size_t count) {
   outcome = gather(target.data(), count, offsets.data(), back.data(), offsets.size(), width);
   expect(outcome.status == Status::ok && (bits.size == 0 || std::memcmp(bits.data(), back.data(), bits.size) == 0),
          "gather", isa, width, count);
+  outcome = compare(target.data(), count, offsets.data(), bits.data(), offsets.size(), width);
+  expect(outcome.status == Status::ok, "compare", isa, width, count);
+  for (std::size_t wrong = 0; wrong < offsets.size(); wrong += 1 + offsets.size() / 3) {
+    back.data()[wrong * width] ^= 1;
+    outcome = compare(target.data(), count, offsets.data(), back.data(), offsets.size(), width);
+    expect(outcome.status == Status::differs && outcome.position == wrong, "compare: differs", isa, width, count);
+    back.data()[wrong * width] ^= 1;
+  }
+  outcome = check_ascending(offsets.data(), offsets.size(), count);
+  expect(outcome.status == Status::ok, "check_ascending", isa, width, count);
   offsets.push_back(static_cast<std::uint32_t>(count));
+  outcome = check_ascending(offsets.data(), offsets.size(), count);
+  expect(outcome.status == Status::out_of_range && outcome.position == offsets.size() - 1,
+         "check_ascending: out of range", isa, width, count);
+  outcome = compare(target.data(), count, offsets.data(), bits.data(), offsets.size(), width);
+  expect(outcome.status == Status::out_of_range, "compare: out of range", isa, width, count);
   Bytes more(offsets.size() * width, 0);
   const std::vector<unsigned char> now(target.data(), target.data() + target.size);
   outcome = scatter(target.data(), count, offsets.data(), more.data(), offsets.size(), width);

@@ -166,11 +166,13 @@ class Changes:
         start: unit index of the window in the canonical tensor (64-bit).
         offsets: (k,) uint32, strictly ascending, relative to `start`.
         bits: (k,) unsigned, the new bits at those places.
+        base_bits: (k,) unsigned, the base's bits there, if decoding had to look at them.
     """
 
     start: int
     offsets: NDArray[np.uint32]
     bits: Bits
+    base_bits: Bits | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from syncline import kernels
 from syncline.errors import CodecError, ConfigError
-from syncline.kernels import _native, native, reference
+from syncline.kernels import _native, native, reference, values_native, values_reference
 
 ISAS = _native.available_isas()
 SEEDS = kernels.seeds("model.layers.0.weight")
@@ -200,15 +200,15 @@ def test_symbols(
 ) -> None:
     old, told = pair
     values = told % min(reach, 256**old.itemsize - 1) + told.dtype.type(1)
-    new = reference.unsteps(old, values) if is_step else reference.xor(old, values)
-    mine = native.write_symbols(old, new, is_step=is_step)
-    wanted = reference.write_symbols(old, new, is_step=is_step)
+    new = values_reference.unsteps(old, values) if is_step else reference.xor(old, values)
+    mine = values_native.write_symbols(old, new, is_step=is_step)
+    wanted = values_reference.write_symbols(old, new, is_step=is_step)
     assert mine[0] == wanted[0]
     for left, right in zip(mine[1:], wanted[1:], strict=True):
         np.testing.assert_array_equal(left, right, strict=True)
     bits, symbols, excess = mine
     np.testing.assert_array_equal(
-        native.read_symbols(old, symbols, bits, excess, is_step=is_step), new, strict=True
+        values_native.read_symbols(old, symbols, bits, excess, is_step=is_step), new, strict=True
     )
     if symbols.size:
         symbols[data.draw(st.integers(0, symbols.size - 1))] ^= data.draw(st.integers(1, 255))
@@ -216,7 +216,7 @@ def test_symbols(
     symbols = np.resize(symbols, -(-old.size * bits // 8))
     excess = np.resize(excess, data.draw(st.integers(0, excess.size + 1)))
     results = []
-    for read in (native.read_symbols, reference.read_symbols):
+    for read in (values_native.read_symbols, values_reference.read_symbols):
         try:
             results.append(read(old, symbols, bits, excess, is_step=is_step).tolist())
         except CodecError as error:
@@ -232,6 +232,84 @@ def test_scatter_and_gather(pair: tuple[np.ndarray, np.ndarray]) -> None:
     target = old.copy()
     native.scatter(target, offsets, new_bits)
     np.testing.assert_array_equal(target, new)
+
+
+@given(pair=pairs(), start=st.sampled_from([0, 1, 1023, 2**40 + 5]), refresh=st.booleans())
+def test_diff_and_fingerprint_is_both_at_once(
+    pair: tuple[np.ndarray, np.ndarray], start: int, refresh: bool
+) -> None:
+    old, new = pair
+    mine, theirs = old.copy(), old.copy()
+    found, rise = native.diff_and_fingerprint(mine, new, start, SEEDS, refresh=refresh)
+    wanted, wanted_rise = reference.diff_and_fingerprint(theirs, new, start, SEEDS, refresh=refresh)
+    for part, other in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(part, other, strict=True)
+    assert rise == wanted_rise
+    np.testing.assert_array_equal(mine, theirs)
+
+
+@given(pair=pairs(), data=st.data())
+def test_first_difference(pair: tuple[np.ndarray, np.ndarray], data: st.DataObject) -> None:
+    old, _ = pair
+    count = data.draw(st.integers(0, old.size))
+    offsets = np.array(data.draw(st.permutations(range(old.size)))[:count], np.uint32)
+    bits = old[offsets]
+    assert native.first_difference(old, bits, offsets) is None
+    if not count:
+        return
+    wrong = data.draw(st.integers(0, count - 1))
+    bits[wrong] ^= 1
+    bits[data.draw(st.integers(wrong, count - 1))] ^= 2
+    assert native.first_difference(old, bits, offsets) == wrong
+    assert reference.first_difference(old, bits, offsets) == wrong
+    offsets[-1] = old.size
+    for kernels_here in (native, reference):
+        with pytest.raises(CodecError, match=f"offset {count - 1} of the changes is {old.size}"):
+            kernels_here.first_difference(old, bits, offsets)
+
+
+@given(
+    offsets=st.lists(st.integers(0, 20), max_size=8), limit=st.integers(0, 22), rises=st.booleans()
+)
+def test_offsets_are_refused_in_the_same_words(offsets: list[int], limit: int, rises: bool) -> None:
+    array = np.array(sorted(set(offsets)) if rises else offsets, np.uint32)
+    said = []
+    for check in (native.check_ascending, reference.check_ascending):
+        try:
+            said.append(check(array, limit))
+        except CodecError as error:
+            said.append(str(error))
+    assert said[0] == said[1]
+
+
+@given(pair=pairs(), low_bytes=st.sampled_from([0, 1, 2]), is_step=st.booleans(), data=st.data())
+def test_changes_told_in_one_call(
+    pair: tuple[np.ndarray, np.ndarray], low_bytes: int, is_step: bool, data: st.DataObject
+) -> None:
+    base, new = pair
+    offsets, old_bits, new_bits = reference.diff(base.copy(), new, refresh=False)
+    told = values_native.write_changes(offsets, low_bytes, old_bits, new_bits, is_step=is_step)
+    wanted = values_reference.write_changes(offsets, low_bytes, old_bits, new_bits, is_step=is_step)
+    assert told.symbol_bits == wanted.symbol_bits
+    for name in ("low", "high", "symbols", "excess"):
+        np.testing.assert_array_equal(getattr(told, name), getattr(wanted, name), strict=True)
+    for read in (values_native.read_changes, values_reference.read_changes):
+        found = read(told, offsets.size, base, is_step=is_step)
+        for part, other in zip(found, (offsets, old_bits, new_bits), strict=True):
+            np.testing.assert_array_equal(part, other, strict=True)
+    if not offsets.size:
+        return
+    high, symbols = told.high.copy(), told.symbols.copy()
+    data.draw(st.sampled_from([high, symbols])).data[0] ^= data.draw(st.integers(1, 255))
+    broken = told._replace(high=high, symbols=symbols)
+    said = []
+    for read in (values_native.read_changes, values_reference.read_changes):
+        try:
+            found = read(broken, offsets.size, base, is_step=is_step)
+            said.append([part.tolist() for part in found])
+        except CodecError as error:
+            said.append(str(error))
+    assert said[0] == said[1]
 
 
 @given(pair=pairs(), beyond=st.integers(0, 2**32 - 1))
@@ -256,11 +334,13 @@ def test_nothing_is_written_if_an_offset_is_out_of_range(
 )
 def test_gaps(offsets: list[int], low_bytes: int) -> None:
     array = np.array(offsets, np.uint32)
-    low, high = native.encode_gaps(array, low_bytes)
-    wanted_low, wanted_high = reference.encode_gaps(array, low_bytes)
+    low, high = values_native.encode_gaps(array, low_bytes)
+    wanted_low, wanted_high = values_reference.encode_gaps(array, low_bytes)
     np.testing.assert_array_equal(low, wanted_low)
     np.testing.assert_array_equal(high, wanted_high)
-    np.testing.assert_array_equal(native.decode_gaps(low, high, array.size, 2**20 + 1), array)
+    np.testing.assert_array_equal(
+        values_native.decode_gaps(low, high, array.size, 2**20 + 1), array
+    )
 
 
 @given(
@@ -280,15 +360,15 @@ def test_any_gap_bytes_are_refused_or_give_legal_offsets(
     except CodecError:
         if count <= limit and count <= len(high):
             with pytest.raises(CodecError):
-                reference.decode_gaps(*arguments)
+                values_reference.decode_gaps(*arguments)
         return
     assert offsets.size == count
     kernels.check_ascending(offsets, limit)
-    np.testing.assert_array_equal(offsets, reference.decode_gaps(*arguments))
+    np.testing.assert_array_equal(offsets, values_reference.decode_gaps(*arguments))
 
 
 @pytest.mark.parametrize("offsets", [[5, 5], [3, 2, 9], [1_000_000, 5], [0, 2**32 - 1, 7]])
-@pytest.mark.parametrize("kernels_of", [native, reference])
+@pytest.mark.parametrize("kernels_of", [values_native, values_reference])
 def test_offsets_that_do_not_rise_have_no_gaps(kernels_of: ModuleType, offsets: list[int]) -> None:
     with pytest.raises(CodecError, match="must rise strictly"):
         kernels_of.encode_gaps(np.array(offsets, np.uint32), 0)
@@ -310,8 +390,8 @@ def test_offsets_may_lie_anywhere_in_memory() -> None:
     assert native.fingerprint_change(0, unaligned, zeros, bits, SEEDS) == native.fingerprint(
         target, 0, SEEDS
     )
-    low, high = native.encode_gaps(unaligned, 1)
-    np.testing.assert_array_equal(native.decode_gaps(low, high, places.size, 3000), places)
+    low, high = values_native.encode_gaps(unaligned, 1)
+    np.testing.assert_array_equal(values_native.decode_gaps(low, high, places.size, 3000), places)
 
 
 @pytest.mark.parametrize("name", ISAS)

@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.errors import CodecError
-from syncline.kernels import _native, native, reference, tight_native, tight_reference
+from syncline.kernels import (
+    _native,
+    native,
+    reference,
+    tight_native,
+    tight_reference,
+    values_reference,
+)
 from syncline.kernels.tight import ClassEntry, Classes
 from syncline.types import Bits
 
@@ -85,7 +92,7 @@ def test_every_kernel(window: tuple[Bits, Bits, Classes], data: st.DataObject) -
     ranked = tight_reference.rank_changes(new, offsets, old_bits, classes)
     arguments = new, offsets, old_bits, classes
     assert outcome(tight_native.rank_changes, *arguments) == [part.tolist() for part in ranked]
-    zigzag = reference.steps(old_bits, new_bits)[ranked[3]]
+    zigzag = values_reference.steps(old_bits, new_bits)[ranked[3]]
     entries, marks = entries_of(data, ranked, zigzag)
     unary, fields = tight_reference.write_lists(entries, marks, zigzag)
     found = outcome(tight_native.write_lists, entries, marks, zigzag)
@@ -102,7 +109,7 @@ def test_damaged_bits(window: tuple[Bits, Bits, Classes], data: st.DataObject) -
     base, new, classes = window
     offsets, old_bits, new_bits = reference.diff(base.copy(), new, refresh=False)
     ranked = tight_reference.rank_changes(new, offsets, old_bits, classes)
-    zigzag = reference.steps(old_bits, new_bits)[ranked[3]]
+    zigzag = values_reference.steps(old_bits, new_bits)[ranked[3]]
     entries, marks = entries_of(data, ranked, zigzag)
     rows = []
     for row in tight_reference.write_lists(entries, marks, zigzag):

@@ -17,6 +17,7 @@ from syncline.codecs import streams
 from syncline.codecs.payload import Cursor, placing, varint
 from syncline.codecs.prediction import STEP_BITS, place_bytes
 from syncline.codecs.windows import Unpack, WindowCodec
+from syncline.kernels import Told
 from syncline.types import WINDOW_UNITS, Bits, Changes, TensorMeta, Window
 
 XOR, STEP = 0, 1
@@ -55,14 +56,14 @@ class Packed(WindowCodec):
         if not count:
             return varint(0)
         low_bytes = choose_low_bytes(window.new.size, count)
-        low, high = kernels.encode_gaps(window.offsets, low_bytes)
-        symbol_bits, symbols, excess = kernels.write_symbols(
-            window.old_bits, window.new_bits, is_step=self._transform == STEP
+        is_step = self._transform == STEP
+        told = kernels.write_changes(
+            window.offsets, low_bytes, window.old_bits, window.new_bits, is_step=is_step
         )
-        contents = [*low, high, symbols]
-        if excess.size:
-            contents += list(kernels.split_planes(excess))
-        head = varint(count) + bytes((low_bytes, symbol_bits)) + varint(excess.size)
+        contents = [*told.low, told.high, told.symbols]
+        if told.excess.size:
+            contents += list(kernels.split_planes(told.excess))
+        head = varint(count) + bytes((low_bytes, told.symbol_bits)) + varint(told.excess.size)
         return head + streams.pack(contents)
 
     def locate(self, meta: TensorMeta, flag: int, cursor: Cursor, start: int, units: int) -> Unpack:
@@ -73,21 +74,23 @@ class Packed(WindowCodec):
         low_bytes = cursor.byte("low bytes", (0, 1, 2))
         symbol_bits = cursor.byte("symbol bits", _LEGAL_SYMBOL_BITS)
         escaped = cursor.varint("escaped count", 0, count)
+        place = f"byte {cursor.offset}: gap and symbol streams"
         names = [*(f"gap byte {index}" for index in range(low_bytes)), "gap", "symbol"]
         if escaped:
             names += [f"excess byte {index}" for index in range(meta.unit_bytes)]
         found = streams.unpack(cursor, names)
 
         def unpack(base: Bits) -> Changes:
-            offsets = _offsets(found[: low_bytes + 1], count, units)
-            told = found[low_bytes + 1 :]
-            symbols = told[0].content(-(-count * symbol_bits // 8))
-            planes = [stream.content(escaped) for stream in told[1:]]
-            excess = kernels.join_planes(planes) if planes else base[:0]
-            old = kernels.gather(base, offsets)
-            with placing(told[0].what):
-                new = kernels.read_symbols(old, symbols, symbol_bits, excess, is_step=flag == STEP)
-            return Changes(start, offsets, new)
+            low, high = _gaps(found[: low_bytes + 1], count, units)
+            symbols, *planes = found[low_bytes + 1 :]
+            excess = base[:0]
+            if planes:
+                excess = kernels.join_planes([plane.content(escaped) for plane in planes])
+            content = symbols.content(-(-count * symbol_bits // 8))
+            told = Told(low, high, symbol_bits, content, excess)
+            with placing(place):
+                offsets, old, new = kernels.read_changes(told, count, base, is_step=flag == STEP)
+            return Changes(start, offsets, new, old)
 
         return unpack
 
@@ -113,13 +116,13 @@ def _nothing(base: Bits) -> None:
     """Decode a window without changes."""
 
 
-def _offsets(found: Sequence[streams.Stream], count: int, units: int) -> NDArray[np.uint32]:
+def _gaps(
+    found: Sequence[streams.Stream], count: int, units: int
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     low_bytes = len(found) - 1
     low = np.empty((low_bytes, count), np.uint8)
     for plane, stream in zip(low, found[:-1], strict=True):
         plane[:] = stream.content(count)
     # Gaps add up to less than the window, so escapes are few whatever the payload says.
     most_escapes = units // (_ESCAPE_BYTE << (8 * low_bytes))
-    high = found[-1].content_between(count, count + most_escapes)
-    with placing(found[-1].what):
-        return kernels.decode_gaps(low, high, count, units)
+    return low, found[-1].content_between(count, count + most_escapes)

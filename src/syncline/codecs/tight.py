@@ -175,7 +175,7 @@ def _unpack(meta: TensorMeta, cursor: Cursor, start: int, base: Bits) -> Changes
         offsets, order, old = lists.find_changes(base, classes, entries, marks)
     except CodecError as error:
         raise CodecError(f"byte {at}: {error}") from error
-    return Changes(start, offsets, kernels.unsteps(old, zigzag[order]))
+    return Changes(start, offsets, kernels.unsteps(old, zigzag[order]), old)
 
 
 def _entry(cursor: Cursor, units: int, unit_bits: int) -> ClassEntry:

@@ -66,7 +66,7 @@ def changes_from(meta: TensorMeta, read: Callable[[int], bytes], base: Bits) -> 
         offsets, _, flips = kernels.diff(nothing[: stop - start], dense)
         if offsets.size:
             old = kernels.gather(base[start:stop], offsets)
-            yield Changes(start, offsets, kernels.xor(old, flips))
+            yield Changes(start, offsets, kernels.xor(old, flips), old)
 
 
 def _dense(window: Window) -> memoryview:

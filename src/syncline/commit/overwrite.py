@@ -6,12 +6,12 @@ fails the old bits are put back. Only if that fails too is the update torn.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Protocol
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing
+from functools import partial
+from typing import Protocol, TypeVar
 
-import numpy as np
-
-from syncline import kernels
+from syncline import kernels, threads
 from syncline.abc import Observe, ignore
 from syncline.commit.recorded import Recorded
 from syncline.errors import CommitError, LayoutError, SynclineError, TornUpdateError, VerifyError
@@ -20,10 +20,24 @@ from syncline.types import Bits, Record, Step, TensorMeta, unsigned
 STEPS = ("apply.record_written", "apply.flushed", "apply.verified")
 
 _IN_MEMORY_BYTES = 1 << 26
+_BATCH_BYTES = 1 << 18
+"""New bits that one job writes, unless a single record has more."""
+
+T = TypeVar("T")
 
 
 class Target(Protocol):
-    """Weights that can be read and overwritten at the places of a record."""
+    """Weights that can be read and overwritten at the places of a record.
+
+    Attributes:
+        is_concurrent: different records may be read and written at the same time, on any thread, and what
+            is written needs no flush.
+    """
+
+    is_concurrent: bool
+
+    def first_difference(self, record: Record, bits: Bits) -> int | None:
+        """Return the index of the first of the record's places where other bits than these stand."""
 
     def read(self, record: Record) -> Bits:
         """Return the bits that stand at the record's places, in their order."""
@@ -47,21 +61,24 @@ def record_all(
     metas: Mapping[str, TensorMeta],
     target: Target,
     writer: Recorder,
-) -> None:
+) -> bool:
     """Drain the records into a journal; nothing is written to the target.
 
     Every record is checked first: its tensor, width and places, and that the bits which it calls old are
-    those that stand there.
+    those that stand there. Returns whether their order shows that no place is in two of them.
 
     Raises:
         LayoutError, CodecError: a record does not fit its tensor.
         VerifyError: the weights are not those that the update was made for.
         Whatever the iterator raises.
     """
+    order = _Order()
     for record in records:
         check(record, metas)
-        _compare(record, target.read(record), record.old_bits, "before the update")
+        order.add(record)
+        _compare(target, record, record.old_bits, "before the update")
         writer.add(record)
+    return order.are_apart
 
 
 def check(record: Record, metas: Mapping[str, TensorMeta]) -> None:
@@ -98,30 +115,56 @@ def check(record: Record, metas: Mapping[str, TensorMeta]) -> None:
         kernels.check_ascending(record.offsets, room)
 
 
-def overwrite(journal: Iterable[Record], target: Target, observe: Observe = ignore) -> None:
+class _Order:
+    """Whether the records of each tensor come together and rise, so that no two can share a place."""
+
+    def __init__(self) -> None:
+        self.are_apart = True
+        self._done: set[str] = set()
+        self._name: str | None = None
+        self._end = 0
+
+    def add(self, record: Record) -> None:
+        if record.name != self._name:
+            self.are_apart &= record.name not in self._done
+            self._done.add(record.name)
+            self._name, self._end = record.name, 0
+        if not record.new_bits.size:
+            return
+        places = record.offsets
+        first, last = (
+            (0, record.new_bits.size - 1) if places is None else (int(places[0]), int(places[-1]))
+        )
+        self.are_apart &= record.start + first >= self._end
+        self._end = record.start + last + 1
+
+
+def overwrite(
+    journal: Iterable[Record],
+    target: Target,
+    observe: Observe = ignore,
+    *,
+    are_apart: bool = False,
+) -> None:
     """Write every new bit, flush, and read all of them back. May be repeated after a crash.
+
+    Args:
+        are_apart: no place is in two records, as `record_all` found. Then a target that allows it is
+            written on the thread pool, and each record is read back as soon as it has been written.
 
     Raises:
         VerifyError: what was read back is not what was written.
     """
-    _write(((record, record.new_bits) for record in journal), target, observe)
-    target.flush()
-    observe(Step("apply.flushed"))
-    for record in journal:
-        _compare(record, target.read(record), record.new_bits, "after writing")
-    observe(Step("apply.verified"))
+    _put(journal, lambda record: record.new_bits, target, "after writing", observe, are_apart)
 
 
-def restore(journal: Iterable[Record], target: Target) -> None:
+def restore(journal: Iterable[Record], target: Target, *, are_apart: bool = False) -> None:
     """Write every old bit back, flush, and read all of them back. May be repeated.
 
     Raises:
         VerifyError: what was read back is not what was written.
     """
-    _write(((record, record.old_bits) for record in journal), target, ignore)
-    target.flush()
-    for record in journal:
-        _compare(record, target.read(record), record.old_bits, "after undoing")
+    _put(journal, lambda record: record.old_bits, target, "after undoing", ignore, are_apart)
 
 
 def attempt(do: Callable[[], None], undo: Callable[[], None]) -> None:
@@ -162,15 +205,15 @@ def apply_in_memory(
         SynclineError, or what the iterator raises: every bit is as it was before.
     """
     with Recorded(_IN_MEMORY_BYTES) as recorded:
-        record_all(records, metas, target, recorded)
+        are_apart = record_all(records, metas, target, recorded)
         journal = recorded.journal()
 
         def do() -> None:
-            overwrite(journal, target)
+            overwrite(journal, target, are_apart=are_apart)
             commit()
 
         def undo() -> None:
-            restore(journal, target)
+            restore(journal, target, are_apart=are_apart)
             revert()
 
         attempt(do, undo)
@@ -187,21 +230,71 @@ def _undo(undo: Callable[[], None], error: BaseException) -> None:
         ) from second
 
 
-def _write(pairs: Iterator[tuple[Record, Bits]], target: Target, observe: Observe) -> None:
-    done_bytes = 0
-    for record, bits in pairs:
+def _put(
+    journal: Iterable[Record],
+    bits_of: Callable[[Record], Bits],
+    target: Target,
+    when: str,
+    observe: Observe,
+    are_apart: bool,
+) -> None:
+    at_once = are_apart and target.is_concurrent
+
+    def write(record: Record) -> int:
+        bits = bits_of(record)
         target.write(record, bits)
-        done_bytes += bits.nbytes
-        observe(Step("apply.record_written", done_bytes))
+        if at_once:  # while it is in the cache
+            _compare(target, record, bits, when)
+        return bits.nbytes
+
+    done_bytes = 0
+    with closing(_on_pool(journal, write) if at_once else _here(journal, write)) as written:
+        for nbytes in written:
+            done_bytes += nbytes
+            observe(Step("apply.record_written", done_bytes))
+    target.flush()
+    observe(Step("apply.flushed"))
+    if not at_once:
+        for record in journal:
+            _compare(target, record, bits_of(record), when)
+    observe(Step("apply.verified"))
 
 
-def _compare(record: Record, found: Bits, expected: Bits, when: str) -> None:
-    if np.array_equal(found, expected):
+def _here(journal: Iterable[Record], do: Callable[[Record], T]) -> Generator[T, None, None]:
+    yield from map(do, journal)
+
+
+def _on_pool(journal: Iterable[Record], do: Callable[[Record], T]) -> Generator[T, None, None]:
+    jobs = (partial(_all, do, records) for records in _batches(journal))
+    with closing(threads.in_order(jobs)) as results:
+        for batch in results:
+            yield from batch
+
+
+def _all(do: Callable[[Record], T], records: list[Record]) -> list[T]:
+    return [do(record) for record in records]
+
+
+def _batches(journal: Iterable[Record]) -> Iterator[list[Record]]:
+    batch: list[Record] = []
+    batch_bytes = 0
+    for record in journal:
+        batch.append(record)
+        batch_bytes += record.new_bits.nbytes
+        if batch_bytes >= _BATCH_BYTES:
+            yield batch
+            batch, batch_bytes = [], 0
+    if batch:
+        yield batch
+
+
+def _compare(target: Target, record: Record, expected: Bits, when: str) -> None:
+    at = target.first_difference(record, expected)
+    if at is None:
         return
-    at = int(np.flatnonzero(found != expected)[0])
     place = record.start + (at if record.offsets is None else int(record.offsets[at]))
     raise VerifyError(
         f"tensor {record.name!r}: {when}, unit {place} must be {int(expected[at]):#x}, found "
-        f"{int(found[at]):#x}; something else changed the weights, or the memory is faulty",
+        f"{int(target.read(record)[at]):#x}; something else changed the weights, or the memory is faulty",
         tensor=record.name,
     )

@@ -64,6 +64,8 @@ class CheckpointFiles:
 class FileTarget:
     """Weight files as the target of an update; closes them at the end of the `with` block."""
 
+    is_concurrent = False
+
     def __init__(self, places: Mapping[str, Place]) -> None:
         self._places = places
         self._files: dict[Path, int] = {}
@@ -75,6 +77,10 @@ class FileTarget:
         for fd in self._files.values():
             os.close(fd)
         self._files.clear()
+
+    def first_difference(self, record: Record, bits: Bits) -> int | None:
+        """Return the index of the first of the record's places where other bits than these stand."""
+        return kernels.first_difference(self.read(record), bits)
 
     def read(self, record: Record) -> Bits:
         """Return the bits at the record's places."""

@@ -131,8 +131,18 @@ class MemoryEngine(Engine):
 class ArrayTarget:
     """Arrays as the target of an update."""
 
+    is_concurrent = True
+
     def __init__(self, bits: Mapping[str, Bits]) -> None:
         self._bits = bits
+
+    def first_difference(self, record: Record, bits: Bits) -> int | None:
+        """Return the index of the first of the record's places where other bits than these stand."""
+        if record.offsets is None:
+            return kernels.first_difference(self.read(record), bits)
+        return kernels.first_difference(
+            self._bits[record.name][record.start :], bits, record.offsets
+        )
 
     def read(self, record: Record) -> Bits:
         """Return the bits at the record's places."""

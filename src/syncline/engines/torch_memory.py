@@ -70,6 +70,14 @@ class TorchTarget:
             else:
                 self._others[name] = _Strided(tensor)
         self._arrays = ArrayTarget(viewed)
+        self.is_concurrent = not self._others
+
+    def first_difference(self, record: Record, bits: Bits) -> int | None:
+        """Return the index of the first of the record's places where other bits than these stand."""
+        other = self._others.get(record.name)
+        if other is None:
+            return self._arrays.first_difference(record, bits)
+        return kernels.first_difference(other.read(record), bits)
 
     def read(self, record: Record) -> Bits:
         """Return the bits at the record's places."""

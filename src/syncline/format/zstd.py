@@ -6,6 +6,7 @@ whose blocks can hold that much; two frames, bytes after the frame and skippable
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -38,6 +39,17 @@ _ENTROPY_ONLY = zstandard.ZstdCompressionParameters(
 )
 
 
+class _Here(threading.local):
+    """What a thread keeps, since making it costs as much as a small stream; not to be shared by threads."""
+
+    def __init__(self) -> None:
+        self.noise = zstandard.ZstdCompressor(compression_params=_ENTROPY_ONLY)
+        self.decompressor = zstandard.ZstdDecompressor()
+
+
+_here = _Here()
+
+
 class Frame(NamedTuple):
     """What a frame's headers say: size of its content, and of the window to decompress it with."""
 
@@ -55,7 +67,7 @@ def compress_noise(data: Buffer) -> bytes:
 
     Smaller and faster than `compress` for symbols without repeating patterns.
     """
-    return zstandard.ZstdCompressor(compression_params=_ENTROPY_ONLY).compress(data)
+    return _here.noise.compress(data)
 
 
 def compress_stream(chunks: Iterable[Buffer], size_bytes: int) -> Iterator[bytes]:
@@ -226,7 +238,7 @@ def _check_size(found: Frame, where: str, size_bytes: int) -> None:
 
 
 def _inflate(frame: Buffer, where: str) -> bytes:
-    decompressor = zstandard.ZstdDecompressor()
+    decompressor = _here.decompressor
     try:
         content = decompressor.decompress(frame)
         if not content:

@@ -8,5 +8,19 @@ from syncline.hosts.host import VersionHost
 from syncline.hosts.joining import JoinReport, join
 from syncline.hosts.live import LiveEngine
 from syncline.hosts.offer import Offer, load_offer
+from syncline.hosts.planning import Fleet
+from syncline.hosts.server import ParameterServer, UpdateReport
+from syncline.hosts.worker import Worker
 
-__all__ = ["JoinReport", "LiveEngine", "Offer", "VersionHost", "join", "load_offer"]
+__all__ = [
+    "Fleet",
+    "JoinReport",
+    "LiveEngine",
+    "Offer",
+    "ParameterServer",
+    "UpdateReport",
+    "VersionHost",
+    "Worker",
+    "join",
+    "load_offer",
+]

@@ -7,27 +7,25 @@ engine then holds that very version, so that the next delta fits.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 
-from syncline import kernels, threads
 from syncline.abc import Engine, Observe, PeerMemory, ignore
-from syncline.errors import ConfigError, VerifyError
+from syncline.errors import ConfigError
 from syncline.format import strict_json
-from syncline.hosts.offer import Way, machine, shared_with
+from syncline.hosts.loading import load_flat
+from syncline.hosts.offer import machine, shared_with
+from syncline.hosts.planning import host_nodes
 from syncline.hosts.roads import Roads
 from syncline.hosts.sizing import size_buckets
 from syncline.hosts.sources import Sources, find_sources, flat_plan
-from syncline.hosts.taking import Bucket, Fellow, Taker
+from syncline.hosts.taking import Fellow, Taker
 from syncline.hosts.wire import fellow_document, fellow_of
 from syncline.peers.streams import Deadline
-from syncline.plan import Node, Piece, assign
+from syncline.plan import Node, assign
 from syncline.sync.checks import check_layout
-from syncline.sync.decode import to_record
-from syncline.types import WINDOW_UNITS, ZERO, Bits, Fingerprint, Record, Span, Step, TensorMeta
-from syncline.version import HeldVersion
+from syncline.types import Step
 
 STEPS = ("join.found", "join.met", "join.committed")
 
@@ -95,12 +93,7 @@ def join(
         taker = _taker(sources, roads, deadline, name, exchange, bucket_bytes, patience_s, observe)
         observe(Step("join.met"))
         with closing(taker.buckets()) as buckets:
-            if engine.tensors():
-                with closing(_records(engine, sources.held, buckets)) as records:
-                    engine.apply(records, sources.held)
-            else:
-                files = {n: c for host in sources.hosts for n, c in host.catalog.files.items()}
-                engine.create(sources.held, _tensors(sources.held, buckets), files)
+            load_flat(engine, sources, buckets)
         observe(Step("join.committed"))
         taker.linger()
     finally:
@@ -138,16 +131,8 @@ def _taker(
     largest = sources.held.manifest.model_bytes
     staged = size_buckets([2 * bucket_bytes], largest, share=1.0, limit_bytes=bucket_bytes)
     plan = flat_plan(sources, len(everyone), staged.nbytes)
-    nodes = [
-        Node(
-            s.offer.host,
-            shared_with(s.offer.ways, s.offer.machine),
-            tuple(f"nic{number}" for number in range(_nics(s.offer.ways))),
-        )
-        for s in sources.hosts
-    ]
     targets = [Node(member, where) for member, where, _ in everyone]
-    assignment = assign(plan, nodes, targets, relays=len(everyone) > 1)
+    assignment = assign(plan, host_nodes(sources), targets, relays=len(everyone) > 1)
     taker = Taker(
         sources,
         plan,
@@ -171,78 +156,8 @@ def _taker(
     return taker
 
 
-def _nics(ways: Sequence[Way]) -> int:
-    """Return how many descriptions a host gives of the transport of which it gives most."""
-    return max([1, *(sum(way.kind == kind for way in ways) for kind in {w.kind for w in ways})])
-
-
 def _member(raw: bytes) -> tuple[str, str, list[object]]:
     where = "member of a group that joins"
     value = strict_json.parse(raw, where, limit_bytes=1 << 20)
     fields = strict_json.Fields(value, where, ("name", "machine", "hosts"))
     return fields.text("name"), fields.text("machine"), fields.items("hosts")
-
-
-def _windows(bucket: Bucket) -> Iterator[tuple[Piece, int, Bits]]:
-    """Yield the pieces of a bucket in windows: piece, first unit in the tensor, bits."""
-    for piece, bits in bucket:
-        for at in range(0, max(1, bits.size), WINDOW_UNITS):
-            yield piece, piece.start[0] + at, bits[at : at + WINDOW_UNITS]
-
-
-def _records(
-    engine: Engine, held: HeldVersion, buckets: Iterable[Bucket]
-) -> Generator[Record, None, None]:
-    """Yield what differs from the engine's bits; raise before the end if the whole is not the version."""
-    entries = held.manifest.by_name
-    views = {name: engine.view(name) for name in entries}
-
-    def job(piece: Piece, start: int, bits: Bits) -> tuple[str, Record, Fingerprint]:
-        record = to_record(entries[piece.name].meta, Span(start, bits), views[piece.name])
-        found = kernels.fingerprint(bits, start, kernels.seeds(piece.name))
-        return piece.name, record, found
-
-    totals = dict.fromkeys(entries, ZERO)
-    for bucket in buckets:
-        jobs = (partial(job, *window) for window in _windows(bucket))
-        with closing(threads.in_order(jobs)) as results:
-            for name, record, found in results:
-                totals[name] += found
-                if record.new_bits.size:
-                    yield record
-    for name, total in totals.items():
-        require(held, name, total)
-
-
-def _tensors(
-    held: HeldVersion, buckets: Iterable[Bucket]
-) -> Iterator[tuple[TensorMeta, Iterator[Span]]]:
-    """Yield every tensor with its spans, each proved at their end."""
-    windows = (window for bucket in buckets for window in _windows(bucket))
-    following = next(windows, None)
-    for entry in held.manifest.tensors:
-
-        def spans(name: str = entry.meta.name) -> Iterator[Span]:
-            nonlocal following
-            total = ZERO
-            while following is not None and following[0].name == name:
-                _, start, bits = following
-                if bits.size:
-                    total += kernels.fingerprint(bits, start, kernels.seeds(name))
-                    yield Span(start, bits)
-                following = next(windows, None)
-            require(held, name, total)
-
-        yield entry.meta, spans()
-
-
-def require(held: HeldVersion, name: str, found: Fingerprint) -> None:
-    """Raise `VerifyError` if a tensor's fingerprint is not the manifest's."""
-    expected = held.manifest.by_name[name].fingerprint
-    if found != expected:
-        raise VerifyError(
-            f"tensor {name!r}: expected fingerprint {expected.hex()} in version {held.version}, read "
-            f"{found.hex()}; nothing of it is used; join again, from other hosts if this repeats",
-            tensor=name,
-            version=held.version,
-        )

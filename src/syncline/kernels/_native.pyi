@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 Array: TypeAlias = NDArray[Any]
 
-def diff(
+def find_changes(
     old_bits: Array,
     new_bits: Array,
     begin: int,
@@ -15,10 +15,14 @@ def diff(
     changed_old: Array,
     changed_new: Array,
     room: int,
+    start: int,
+    seeds: tuple[int, int] | None,
     /,
-) -> tuple[int, int]: ...
+) -> tuple[int, int, int, int]: ...
 def scatter(target: Array, offsets: Array, bits: Array, unit_bytes: int, /) -> bool: ...
 def gather(source: Array, offsets: Array, bits: Array, unit_bytes: int, /) -> bool: ...
+def compare(source: Array, offsets: Array, bits: Array, unit_bytes: int, /) -> int: ...
+def check_ascending(offsets: Array, limit: int, /) -> bool: ...
 def fingerprint(
     bits: Array, unit_bytes: int, start: int, seed_a: int, seed_b: int, /
 ) -> tuple[int, int]: ...
@@ -34,6 +38,34 @@ def fingerprint_change(
 ) -> tuple[int, int]: ...
 def encode_gaps(offsets: Array, low_bytes: int, low: Array, high: Array, /) -> int: ...
 def decode_gaps(low: Array, low_bytes: int, high: Array, limit: int, offsets: Array, /) -> bool: ...
+def write_changes(
+    offsets: Array,
+    low_bytes: int,
+    low: Array,
+    high: Array,
+    old_bits: Array,
+    new_bits: Array,
+    unit_bytes: int,
+    is_step: bool,
+    symbols: Array,
+    excess: Array,
+    /,
+) -> tuple[int, int, int]: ...
+def read_changes(
+    low: Array,
+    low_bytes: int,
+    high: Array,
+    base: Array,
+    unit_bytes: int,
+    is_step: bool,
+    symbols: Array,
+    bits: int,
+    excess: Array,
+    offsets: Array,
+    old_bits: Array,
+    new_bits: Array,
+    /,
+) -> bool: ...
 def write_symbols(
     old_bits: Array,
     new_bits: Array,

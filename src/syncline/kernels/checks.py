@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 from syncline.errors import LayoutError
 from syncline.types import Bits, unsigned
 
+_UNSIGNED = frozenset(map(unsigned, (1, 2, 4, 8)))
 MAX_UNITS = 1 << 32
 _MAX_START = (1 << 62) - 1
 
 
 def check_bits(bits: Bits) -> None:
     """The array must be flat, contiguous, unsigned bits."""
-    if bits.dtype not in map(unsigned, (1, 2, 4, 8)):
+    if bits.dtype not in _UNSIGNED:
         raise LayoutError(f"bits must be uint8, uint16, uint32 or uint64, not {bits.dtype}")
     if bits.ndim != 1 or not bits.flags.c_contiguous:
         raise LayoutError(

@@ -6,24 +6,14 @@ Any zstd library reads the frames; they are the same on every machine and with e
 
 from __future__ import annotations
 
-from functools import cache
-from importlib import import_module
-from types import ModuleType
-
 import numpy as np
 from numpy.typing import NDArray
 
 from syncline.errors import LayoutError
-from syncline.kernels import literals_reference as reference
-from syncline.kernels.backend import is_native
+from syncline.kernels.backend import fastest
 from syncline.kernels.checks import check_bits
 
 MAX_BYTES = (1 << 32) - 1
-
-
-@cache
-def _backend() -> ModuleType:
-    return import_module("syncline.kernels.literals_native") if is_native() else reference
 
 
 def compress(data: NDArray[np.uint8]) -> bytes | None:
@@ -49,5 +39,5 @@ def compress(data: NDArray[np.uint8]) -> bytes | None:
         raise LayoutError(
             f"literals are at most {MAX_BYTES} uint8, not {data.size} of {data.dtype}"
         )
-    frame: bytes | None = _backend().compress(data)
+    frame: bytes | None = fastest("literals").compress(data)
     return frame

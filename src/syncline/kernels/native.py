@@ -14,7 +14,7 @@ from syncline import config
 from syncline.errors import ConfigError
 from syncline.kernels import _native, reference
 from syncline.kernels.reference import Axis
-from syncline.types import Bits, Fingerprint, unsigned
+from syncline.types import ZERO, Bits, Fingerprint, unsigned
 
 U8 = NDArray[np.uint8]
 U32 = NDArray[np.uint32]
@@ -49,34 +49,65 @@ choose_isa(config.forced_isa())
 
 def diff(old: Bits, new: Bits, *, refresh: bool) -> tuple[U32, Bits, Bits]:
     """See `reference.diff`. Memory is O(changes), and O(window) of address space while it runs."""
+    return _diff(old, new, refresh, 0, None)[0]
+
+
+def diff_and_fingerprint(
+    old: Bits, new: Bits, start: int, seeds: tuple[int, int], *, refresh: bool
+) -> tuple[tuple[U32, Bits, Bits], Fingerprint]:
+    """See `reference.diff_and_fingerprint`; memory as `diff`."""
+    return _diff(old, new, refresh, start, seeds)
+
+
+def _diff(
+    old: Bits, new: Bits, refresh: bool, start: int, seeds: tuple[int, int] | None
+) -> tuple[tuple[U32, Bits, Bits], Fingerprint]:
     found: list[tuple[U32, Bits, Bits]] = []
+    rise = ZERO
     begin, room = 0, old.size // _UNITS_A_CHANGE + _ROOM_AT_LEAST
     while begin < old.size or not found:
         piece = np.empty(room, np.uint32), np.empty(room, old.dtype), np.empty(room, old.dtype)
-        begin, count = _native.diff(old, new, begin, old.itemsize, refresh, *piece, room)
+        begin, count, *lanes = _native.find_changes(
+            old, new, begin, old.itemsize, refresh, *piece, room, start, seeds
+        )
+        rise += Fingerprint(*lanes)
         for array in piece:
             array.resize(count, refcheck=False)  # gives back the rest of the room without a copy
         found.append(piece)
         # Memory that is not touched costs nothing, so the second round has room for the worst case.
         room = old.size - begin
     if len(found) == 1:
-        return found[0]
+        return found[0], rise
     offsets, old_bits, new_bits = (np.concatenate(pieces) for pieces in zip(*found, strict=True))
-    return offsets, old_bits, new_bits
+    return (offsets, old_bits, new_bits), rise
 
 
 def scatter(target: Bits, offsets: U32, bits: Bits) -> None:
     """See `reference.scatter`."""
-    if not _native.scatter(target, _aligned(offsets), bits, target.itemsize):
+    if not _native.scatter(target, aligned(offsets), bits, target.itemsize):
         reference.check_range(offsets, target.size)
 
 
 def gather(source: Bits, offsets: U32) -> Bits:
     """See `reference.gather`."""
     bits = np.empty(offsets.size, source.dtype)
-    if not _native.gather(source, _aligned(offsets), bits, source.itemsize):
+    if not _native.gather(source, aligned(offsets), bits, source.itemsize):
         reference.check_range(offsets, source.size)
     return bits
+
+
+def first_difference(source: Bits, bits: Bits, offsets: U32) -> int | None:
+    """See `reference.first_difference`."""
+    found: int = _native.compare(source, aligned(offsets), bits, source.itemsize)
+    if found < -1:
+        reference.check_range(offsets, source.size)
+    return found if found >= 0 else None
+
+
+def check_ascending(offsets: U32, limit: int) -> None:
+    """See `reference.check_ascending`."""
+    if not _native.check_ascending(aligned(offsets), limit):
+        reference.check_ascending(offsets, limit)
 
 
 def xor(a: Bits, b: Bits) -> Bits:
@@ -102,7 +133,7 @@ def fingerprint_change(
     """See `reference.fingerprint_change`."""
     width = old_bits.itemsize
     return Fingerprint(
-        *_native.fingerprint_change(_aligned(offsets), old_bits, new_bits, width, start, *seeds)
+        *_native.fingerprint_change(aligned(offsets), old_bits, new_bits, width, start, *seeds)
     )
 
 
@@ -126,50 +157,13 @@ def map_positions(
     """See `reference.map_positions`. Memory that is not touched costs nothing."""
     mapped, moved = np.empty(positions.size, np.int64), np.empty(bits.size, bits.dtype)
     sides = np.array(axes or [(1, 1, 0)], np.uint64)
-    aligned = positions if positions.flags.aligned else positions.copy()
-    found = _native.map_positions(aligned, bits, bits.itemsize, sides, first, other, mapped, moved)
+    places = positions if positions.flags.aligned else positions.copy()
+    found = _native.map_positions(places, bits, bits.itemsize, sides, first, other, mapped, moved)
     mapped.resize(found, refcheck=False)
     moved.resize(found, refcheck=False)
     return mapped, moved
 
 
-def encode_gaps(offsets: U32, low_bytes: int) -> tuple[U8, U8]:
-    """See `reference.encode_gaps`."""
-    low = np.empty((low_bytes, offsets.size), np.uint8)
-    last = int(offsets[-1]) if offsets.size else 0
-    high = np.empty(offsets.size + (last >> 8 * low_bytes) // reference.ESCAPE, np.uint8)
-    used = _native.encode_gaps(_aligned(offsets), low_bytes, low, high)
-    if used < 0:
-        reference.check_ascending(offsets, 1 << 32)
-    high.resize(used, refcheck=False)
-    return low, high
-
-
-def decode_gaps(low: U8, high: U8, count: int, limit: int) -> U32:
-    """See `reference.decode_gaps`."""
-    offsets = np.empty(count, np.uint32)
-    if not _native.decode_gaps(low, low.shape[0], high, limit, offsets):
-        return reference.decode_gaps(low, high, count, limit)
-    return offsets
-
-
-def write_symbols(old: Bits, new: Bits, *, is_step: bool) -> tuple[int, U8, Bits]:
-    """See `reference.write_symbols`."""
-    symbols, excess = np.empty(old.size, np.uint8), np.empty(old.size + 1, old.dtype)
-    bits, escaped = _native.write_symbols(old, new, old.itemsize, is_step, symbols, excess)
-    symbols.resize(-(-old.size * bits // 8), refcheck=False)
-    excess.resize(escaped, refcheck=False)
-    return bits, symbols, excess
-
-
-def read_symbols(old: Bits, symbols: U8, bits: int, excess: Bits, *, is_step: bool) -> Bits:
-    """See `reference.read_symbols`."""
-    new = np.empty(old.size, old.dtype)
-    if not _native.read_symbols(old, old.itemsize, is_step, symbols, bits, excess, new):
-        return reference.read_symbols(old, symbols, bits, excess, is_step=is_step)
-    return new
-
-
-def _aligned(offsets: U32) -> U32:
+def aligned(offsets: U32) -> U32:
     """Return the offsets where the kernels, which read units at any address, may read them too."""
     return offsets if offsets.flags.aligned else offsets.copy()

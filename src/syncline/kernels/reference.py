@@ -17,8 +17,6 @@ from syncline.errors import CodecError
 from syncline.types import Bits, Fingerprint, unsigned
 
 ROW_DIGITS = 1024
-ESCAPE = 255
-_TOLD_BY_4_BITS = 15
 _ROW_STRIDE = np.uint64(0xD1342543DE82EF95)
 _ROWS_AT_ONCE = 256
 _LOW_32 = np.uint64(0xFFFFFFFF)
@@ -40,6 +38,14 @@ def diff(old: Bits, new: Bits, *, refresh: bool) -> tuple[U32, Bits, Bits]:
     if refresh:
         old[offsets] = new_bits
     return offsets, old_bits, new_bits
+
+
+def diff_and_fingerprint(
+    old: Bits, new: Bits, start: int, seeds: tuple[int, int], *, refresh: bool
+) -> tuple[tuple[U32, Bits, Bits], Fingerprint]:
+    """Return what `diff` finds, and what that adds to the tensor's fingerprint."""
+    found = diff(old, new, refresh=refresh)
+    return found, fingerprint_change(start, *found, seeds)
 
 
 def scatter(target: Bits, offsets: U32, bits: Bits) -> None:
@@ -81,6 +87,12 @@ def check_ascending(offsets: U32, limit: int) -> None:
         )
 
 
+def first_difference(source: Bits, bits: Bits, offsets: U32) -> int | None:
+    """Return the index of the first of these units that is not what stands at its offset."""
+    differs = gather(source, offsets) != bits
+    return int(np.argmax(differs)) if differs.any() else None
+
+
 def xor(a: Bits, b: Bits) -> Bits:
     """Return `a ^ b`; through bytes, so that unaligned views stay on numpy's fast path."""
     mixed: Bits = (a.view(np.uint8) ^ b.view(np.uint8)).view(a.dtype)
@@ -119,59 +131,6 @@ def _rotate(bits: Bits, by: int) -> Bits:
     return (bits << left) | (bits >> (width - left))
 
 
-def steps(old: Bits, new: Bits) -> Bits:
-    """Return `new - old` as a signed number folded into an unsigned one: 0, -1, 1, -2 -> 0, 1, 2, 3."""
-    step = (new - old).view(f"<i{old.itemsize}")
-    folded: Bits = ((step << 1) ^ (step >> (8 * old.itemsize - 1))).view(old.dtype)
-    return folded
-
-
-def unsteps(old: Bits, zigzag: Bits) -> Bits:
-    """Undo `steps`."""
-    one = zigzag.dtype.type(1)
-    moved: Bits = old + ((zigzag >> one) ^ (~(zigzag & one) + one))
-    return moved
-
-
-def write_symbols(old: Bits, new: Bits, *, is_step: bool) -> tuple[int, U8, Bits]:
-    """Return bits of a symbol, packed symbols, and by how much values exceed what a symbol tells."""
-    values = (steps if is_step else xor)(old, new) - old.dtype.type(1)
-    if not (values > 1).any():
-        bits = 1
-    else:
-        bits = 4 if 2 * np.count_nonzero(values < _TOLD_BY_4_BITS) >= values.size else 8
-    escape = values.dtype.type((1 << bits) - 1)
-    symbols = np.minimum(values, escape).astype(np.uint8)
-    per_byte = 8 // bits
-    packed = np.zeros(-(-symbols.size // per_byte), np.uint8)
-    for slot in range(per_byte):
-        column = symbols[slot::per_byte]
-        packed[: column.size] |= column << np.uint8(bits * slot)
-    return bits, packed, values[values >= escape] - escape
-
-
-def read_symbols(old: Bits, symbols: U8, bits: int, excess: Bits, *, is_step: bool) -> Bits:
-    """Return the new bits that `write_symbols` told; any input is either refused or gives new bits."""
-    escape, per_byte = (1 << bits) - 1, 8 // bits
-    told = np.empty(symbols.size * per_byte, np.uint8)
-    for slot in range(per_byte):
-        told[slot::per_byte] = symbols >> np.uint8(bits * slot) & np.uint8(escape)
-    escaped = np.flatnonzero(told[: old.size] == escape)
-    if told[old.size :].any() or escaped.size != excess.size:
-        raise CodecError(
-            f"{excess.size} of {old.size} symbols must be {escape}, and bits after the "
-            f"last 0, found {escaped.size}"
-        )
-    # The largest value of a unit is all ones; one less is what symbol and excess may add up to.
-    most = (1 << (8 * old.itemsize)) - 2 - escape
-    if excess.size and int(excess.max()) > most:
-        raise CodecError(f"an excess must be at most {most}, found {excess.max()}")
-    values: Bits = told[: old.size].astype(old.dtype)
-    values[escaped] += excess
-    values += old.dtype.type(1)
-    return unsteps(old, values) if is_step else xor(old, values)
-
-
 def map_positions(
     positions: I64, bits: Bits, axes: Sequence[Axis], first: int, other: int
 ) -> tuple[I64, Bits]:
@@ -189,39 +148,6 @@ def map_positions(
         covered = stride
     inside &= rest == 0
     return mapped[inside], bits[inside]
-
-
-def encode_gaps(offsets: U32, low_bytes: int) -> tuple[U8, U8]:
-    """Return (low planes, escaped rest) of the gaps between ascending offsets."""
-    check_ascending(offsets, 1 << 32)
-    gaps = offsets.astype(np.uint64)
-    gaps[1:] -= gaps[:-1] + _ONE
-    low = np.empty((low_bytes, offsets.size), np.uint8)
-    for plane in range(low_bytes):
-        low[plane] = gaps >> np.uint64(8 * plane) & np.uint64(0xFF)
-    escapes, rest = np.divmod(gaps >> np.uint64(8 * low_bytes), np.uint64(ESCAPE))
-    ends = np.cumsum(escapes + _ONE)
-    high = np.full(int(ends[-1]) if ends.size else 0, ESCAPE, np.uint8)
-    high[ends - _ONE] = rest
-    return low, high
-
-
-def decode_gaps(low: U8, high: U8, count: int, limit: int) -> U32:
-    """Undo `encode_gaps`; the caller has checked shapes and that `high` can be legal at all."""
-    if high.size and high[-1] == ESCAPE:
-        raise CodecError(f"the gap bytes end inside a gap: byte {high.size - 1} is an escape")
-    ends = np.flatnonzero(high != ESCAPE)
-    if ends.size != count:
-        raise CodecError(f"the gap bytes hold {ends.size} gaps where {count} are announced")
-    escapes = np.diff(ends, prepend=-1) - 1
-    gaps = escapes.astype(np.uint64) * np.uint64(ESCAPE) + high[ends]
-    for plane in reversed(range(low.shape[0])):
-        gaps = gaps << np.uint64(8) | low[plane]
-    offsets = np.cumsum(gaps + _ONE) - _ONE
-    if count and int(offsets[-1]) >= limit:
-        index = int(np.argmax(offsets >= limit))
-        raise out_of_range(index, int(offsets[index]), limit)
-    return offsets.astype(np.uint32)
 
 
 def splitmix(x: U64) -> U64:

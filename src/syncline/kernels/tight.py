@@ -7,25 +7,16 @@ here, native kernels run where they are built, and numpy gives the same results 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
-from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from syncline.errors import CodecError, LayoutError
-from syncline.kernels import tight_reference as reference
-from syncline.kernels.backend import is_native
+from syncline.kernels.backend import fastest
 from syncline.types import Bits
 
 MAX_CLASSES = 16
-
-
-@cache
-def _backend() -> ModuleType:
-    return import_module("syncline.kernels.tight_native") if is_native() else reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +106,7 @@ def rank_changes(
             f"{offsets.size} offsets need as many old bits of {new.dtype}, found "
             f"{old_bits.size} of {old_bits.dtype}"
         )
-    return Ranked(*_backend().rank_changes(new, offsets, old_bits, classes))
+    return Ranked(*fastest("tight").rank_changes(new, offsets, old_bits, classes))
 
 
 def find_changes(
@@ -140,7 +131,7 @@ def find_changes(
     _check_flat(base, marks)
     if len(entries) != classes.count or sum(entry.marks for entry in entries) != marks.size:
         raise LayoutError(f"{marks.size} marks do not fit to {len(entries)} classes")
-    found: tuple[NDArray[np.uint32], NDArray[np.uint32], Bits] = _backend().find_changes(
+    found: tuple[NDArray[np.uint32], NDArray[np.uint32], Bits] = fastest("tight").find_changes(
         base, classes, entries, marks
     )
     return found
@@ -161,7 +152,7 @@ def write_lists(
     """
     _check_flat(marks, zigzag)
     _check_entries(entries, marks.size, zigzag.size)
-    coded: tuple[NDArray[np.uint8], NDArray[np.uint8]] = _backend().write_lists(
+    coded: tuple[NDArray[np.uint8], NDArray[np.uint8]] = fastest("tight").write_lists(
         entries, marks, zigzag
     )
     return coded
@@ -188,7 +179,7 @@ def read_lists(
     _check_flat(unary, fields)
     if sum(max(entry.changes, entry.marks) for entry in entries) > units:
         raise CodecError(f"at most {units} marks or changes may be announced, found more")
-    read: tuple[NDArray[np.uint32], Bits] = _backend().read_lists(
+    read: tuple[NDArray[np.uint32], Bits] = fastest("tight").read_lists(
         entries, unary, fields, units, unit_bytes
     )
     return read

@@ -51,7 +51,7 @@ class Mover:
         """
         parts = []
         for piece in pieces:
-            run, meta = next(self._find(piece))
+            run, meta = next(self.find(piece))
             value = to_canonical(self._view(run, meta), run.block, meta)
             parts.append(value.tobytes())
         return b"".join(parts)
@@ -71,14 +71,18 @@ class Mover:
         place = 0
         for piece in pieces:
             raw = message[place : place + piece.nbytes]
-            for run, meta in self._find(piece):
+            for run, meta in self.find(piece):
                 view = self._view(run, meta)
                 bits = np.frombuffer(raw, unsigned(meta.unit_bytes)).reshape(view.shape)
                 view[...] = to_local(bits, run.block, meta)
             place += piece.nbytes
 
-    def _find(self, piece: Piece) -> Iterator[tuple[Run, TensorMeta]]:
-        """Yield the parts of the rank's blocks that hold a piece; at least one."""
+    def find(self, piece: Piece) -> Iterator[tuple[Run, TensorMeta]]:
+        """Yield the parts of the rank's blocks that hold a piece; at least one.
+
+        Raises:
+            PlanError: the rank does not hold it.
+        """
         box = (piece.start, piece.shape)
         found = False
         for whole in self._blocks.get(piece.name, ()):

@@ -8,11 +8,11 @@ no piece goes through more than one receiver, and a receiver sends no more than 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
-from syncline.errors import ConfigError, PlanError
+from syncline.errors import ConfigError
 from syncline.plan.pieces import Piece
 from syncline.plan.planner import Plan
 
@@ -59,13 +59,19 @@ class Assignment:
 
 
 def assign(
-    plan: Plan, hosts: Sequence[Node], targets: Sequence[Node], *, relays: bool = True
+    plan: Plan,
+    hosts: Sequence[Node],
+    targets: Sequence[Node],
+    *,
+    relays: bool = True,
+    only: Collection[int] | None = None,
 ) -> Assignment:
     """Return who reads each piece of a plan from whom.
 
     Args:
         hosts: the plan's source ranks; `targets`: its target ranks, engine by engine.
         relays: receivers pass on what they have; without, every read is from a host.
+        only: numbers of the receivers that take part; None: all.
 
     Raises:
         ConfigError: other numbers of hosts or targets than the plan has, or a node without NICs.
@@ -80,13 +86,18 @@ def assign(
     if not all(node.nics for node in (*hosts, *targets)):
         raise ConfigError("a host or receiver has no NIC")
     spread = _Spread(hosts, targets)
+    asked = range(wanted) if only is None else sorted(only)
+    if not asked or asked[0] < 0 or asked[-1] >= wanted:
+        raise ConfigError(f"only: expected some of the {wanted} receivers, found {list(asked)}")
     buckets = tuple(
         tuple(
             sorted(
                 (
                     fetch
                     for index, transfer in enumerate(bucket)
-                    for fetch in spread.fetches(plan, index, transfer.piece, relays=relays)
+                    for fetch in spread.fetches(
+                        plan, index, transfer.piece, set(asked), relays=relays
+                    )
                 ),
                 key=lambda fetch: (fetch.is_relay, fetch.target, fetch.piece),
             )
@@ -117,11 +128,13 @@ class _Spread:
         }
         self._firsts = [0] * len(targets)
 
-    def fetches(self, plan: Plan, index: int, piece: Piece, *, relays: bool) -> list[Fetch]:
-        """Return the reads of one piece by everyone who wants it."""
-        waiting = receivers(plan, piece)
+    def fetches(
+        self, plan: Plan, index: int, piece: Piece, asked: Container[int], *, relays: bool
+    ) -> list[Fetch]:
+        """Return the reads of one piece by everyone who wants it and takes part."""
+        waiting = [target for target in receivers(plan, piece) if target in asked]
         if not waiting:
-            raise PlanError(f"{piece}: nobody wants it", tensor=piece.name)
+            return []
         hosts = [(False, host) for host in piece.sources]
         if not relays:
             return [self._fetch(index, piece, target, hosts) for target in waiting]

@@ -148,8 +148,9 @@ def decode_all(payloads: Payloads, phases: Phases) -> Generator[DecodedSpan, Non
 def to_record(meta: TensorMeta, piece: Changes | Span, engine_bits: Bits) -> Record:
     """Pair new bits with the ones that stand in the engine; places that agree already drop out."""
     if isinstance(piece, Changes):
-        window = engine_bits[piece.start :]
-        old_bits = kernels.gather(window, piece.offsets)
+        old_bits = piece.base_bits
+        if old_bits is None:
+            old_bits = kernels.gather(engine_bits[piece.start :], piece.offsets)
         differs = old_bits != piece.bits
         if differs.all():
             return Record(meta.name, piece.start, piece.offsets, old_bits, piece.bits)

@@ -11,7 +11,7 @@ from syncline import device, kernels
 from syncline.device import DeviceCopies
 from syncline.errors import VerifyError
 from syncline.sync.phases import Phases
-from syncline.types import WINDOW_UNITS, ZERO, Bits, DeviceBits, TensorMeta, Window
+from syncline.types import WINDOW_UNITS, ZERO, Bits, DeviceBits, Fingerprint, TensorMeta, Window
 
 
 class Difference:
@@ -53,30 +53,31 @@ class Difference:
             self._copy = copies.of(meta, snapshot, new)
 
     def __iter__(self) -> Iterator[Window]:
-        seeds = kernels.seeds(self._meta.name)
-        found = self._found()
+        found = self._found(kernels.seeds(self._meta.name))
         while True:
             with self._phases("diff"):
-                window = next(found, None)
+                window, rise = next(found, (None, ZERO))
                 if window is None:
                     return
                 self.changed += window.offsets.size
-                self.fingerprint += kernels.fingerprint_change(
-                    window.start, window.offsets, window.old_bits, window.new_bits, seeds
-                )
+                self.fingerprint += rise
             yield window
 
-    def _found(self) -> Iterator[Window]:
+    def _found(self, seeds: tuple[int, int]) -> Iterator[tuple[Window, Fingerprint]]:
         if self._copy is None:
             for start, new in device.host_windows(self._new, self._units):
                 snapshot = self._snapshot[start : start + new.size]
-                yield Window(start, snapshot, *kernels.diff(snapshot, new, refresh=True))
+                changes, rise = kernels.diff_and_fingerprint(
+                    snapshot, new, start, seeds, refresh=True
+                )
+                yield Window(start, snapshot, *changes), rise
             return
         windows = device.changes_on_device(self._copy, self._new, self._units)
         for start, (offsets, old_bits, new_bits) in windows:
             snapshot = self._snapshot[start : min(start + WINDOW_UNITS, self._units.stop)]
             self._refresh(start, snapshot, offsets, old_bits, new_bits)
-            yield Window(start, snapshot, offsets, old_bits, new_bits)
+            rise = kernels.fingerprint_change(start, offsets, old_bits, new_bits, seeds)
+            yield Window(start, snapshot, offsets, old_bits, new_bits), rise
 
     def _refresh(
         self,

@@ -15,7 +15,7 @@ from syncline.format.part import temporary_file
 from syncline.format.table import MAX_INLINE_TENSORS
 from syncline.sync.history import History
 from syncline.sync.phases import Phases
-from syncline.version import Manifest, PartEntry
+from syncline.version import HeldVersion, Manifest, PartEntry
 
 _LOOK_AGAIN_S = 0.2
 IN_MEMORY_BYTES = 64 << 20
@@ -134,6 +134,14 @@ def _spooled(
             spool.write(piece)
         on_bytes(len(piece))
     return tally.entry(entry.path)
+
+
+def manifest_bytes(store: Store, held: HeldVersion) -> tuple[bytes, bytes | None]:
+    """Return a version's `manifest.json` as it was written, and its table where that is a file of its own."""
+    raw = store.get(names.key(held.version, names.MANIFEST))
+    if len(held.manifest.tensors) <= MAX_INLINE_TENSORS:
+        return raw, None
+    return raw, store.get(names.key(held.version, names.SIDECAR))
 
 
 def files_of(history: History) -> dict[str, bytes]:

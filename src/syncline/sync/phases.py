@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 from syncline.trace import Trace
 
@@ -34,18 +33,20 @@ class Phases:
         self._here = _Running()
         self._started_s = time.perf_counter()
 
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
+    def __call__(self, name: str) -> AbstractContextManager[None]:
         """Charge what happens inside to `name`, and nothing of it to the phase around it."""
+        return _Phase(self, name)
+
+    def _begin(self, name: str) -> float:
         started_s = self._charge()
         self._here.names.append(name)
-        try:
-            yield
-        finally:
-            ended_s = self._charge()
-            self._here.names.pop()
-            if self._trace is not None:
-                self._trace.add(name, started_s, ended_s)
+        return started_s
+
+    def _end(self, name: str, started_s: float) -> None:
+        ended_s = self._charge()
+        self._here.names.pop()
+        if self._trace is not None:
+            self._trace.add(name, started_s, ended_s)
 
     def seconds(self) -> dict[str, float]:
         """Return seconds by phase; `total` is all the time since the start."""
@@ -60,6 +61,22 @@ class Phases:
                 self._seconds[name] = self._seconds.get(name, 0.0) + now_s - self._here.mark_s
         self._here.mark_s = now_s
         return now_s
+
+
+class _Phase(AbstractContextManager[None]):
+    """One run of a phase. A class, since a window has several and a generator takes twice as long."""
+
+    __slots__ = ("_name", "_phases", "_started_s")
+
+    def __init__(self, phases: Phases, name: str) -> None:
+        self._phases = phases
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._started_s = self._phases._begin(self._name)  # noqa: SLF001
+
+    def __exit__(self, *_: object) -> None:
+        self._phases._end(self._name, self._started_s)  # noqa: SLF001
 
 
 class _Running(threading.local):

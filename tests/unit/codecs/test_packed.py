@@ -202,12 +202,12 @@ def test_hand_made_payloads_are_legal() -> None:
         ),
         (
             payload_of(count=1, contents=[b"\x05", b"\x10"]),
-            "symbol stream: 0 of 1 symbols must be 15, and",
+            "symbol streams: 0 of 1 symbols must be 15, and",
         ),
-        (payload_of(contents=[b"\x05\x06", b"\xf1"]), "symbol stream: 0 of 2 symbols must be 15"),
+        (payload_of(contents=[b"\x05\x06", b"\xf1"]), "symbol streams: 0 of 2 symbols must be 15"),
         (
             payload_of(escaped=1, contents=[b"\x05\x06", b"\x21", b"\0", b"\0"]),
-            "symbol stream: 1 of 2 symbols must be 15, and bits after the last 0, found 0",
+            "symbol streams: 1 of 2 symbols must be 15, and bits after the last 0, found 0",
         ),
         (
             payload_of(escaped=1, contents=[b"\x05\x06", b"\xf1", b"\xf0", b"\xff"]),

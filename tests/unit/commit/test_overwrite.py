@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from syncline.commit import overwrite as module
 from syncline.commit.journal import Journal, JournalWriter
-from syncline.commit.overwrite import apply_in_memory, attempt, overwrite, restore
+from syncline.commit.overwrite import apply_in_memory, attempt, overwrite, record_all, restore
+from syncline.commit.recorded import Recorded
 from syncline.engines.memory import ArrayTarget
 from syncline.errors import CommitError, TornUpdateError, VerifyError
 from syncline.types import Bits, Record, Step, TensorMeta
@@ -153,3 +154,43 @@ def test_attempt_keeps_the_errors_apart() -> None:
     with pytest.raises(TornUpdateError, match=r"x.*y") as torn:
         attempt(lambda: fail(ValueError("x")), lambda: fail(KeyError("y")))
     assert isinstance(torn.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_records_that_share_a_place_are_noticed(
+    monkeypatch: pytest.MonkeyPatch, threads: str
+) -> None:
+    monkeypatch.setenv("SYNCLINE_THREADS", threads)
+    live = weights(1)
+    before = {name: bits.copy() for name, bits in live.items()}
+    where, also = np.array([3, 9], np.uint32), np.array([4, 9], np.uint32)
+    records = [
+        Record("a", 0, where, live["a"][where], live["a"][where] ^ 1),
+        Record("a", 0, also, live["a"][also], live["a"][also] ^ 2),
+    ]
+    with pytest.raises(VerifyError, match="'a': after writing, unit 9 must be"):
+        apply_in_memory(records, METAS, ArrayTarget(live))
+    for name, bits in live.items():
+        np.testing.assert_array_equal(bits, before[name])
+
+
+@pytest.mark.parametrize(
+    ("places", "are_apart"),
+    [
+        ([("a", [1, 2]), ("a", [3]), ("b", [0])], True),
+        ([("a", [1, 2]), ("a", []), ("a", [3])], True),
+        ([("a", [1, 5]), ("a", [3])], False),
+        ([("a", [3]), ("a", [1])], False),
+        ([("a", [1]), ("b", [0]), ("a", [3])], False),
+    ],
+)
+def test_order_shows_that_records_are_apart(
+    places: list[tuple[str, list[int]]], are_apart: bool
+) -> None:
+    live = weights(2)
+    records = [
+        Record(name, 0, np.array(at, np.uint32), live[name][at], live[name][at])
+        for name, at in places
+    ]
+    with Recorded(1 << 20) as recorded:
+        assert record_all(records, METAS, ArrayTarget(live), recorded) == are_apart

@@ -12,15 +12,15 @@ from syncline import kernels
 from syncline.errors import CodecError, ConfigError, LayoutError
 from syncline.kernels import (
     backend,
-    literals,
     literals_native,
     literals_reference,
     native,
     reference,
-    tight,
     tight_native,
     tight_reference,
     values,
+    values_native,
+    values_reference,
 )
 
 U16 = np.arange(8, dtype=np.uint16)
@@ -103,7 +103,7 @@ EMPTY = np.zeros((0, 3), np.uint8)
         (EMPTY, np.array([0, 0, 9], np.uint8), 3, 11, "offset 2 .* is 11"),
     ],
 )
-@pytest.mark.parametrize("behind", [native, reference])
+@pytest.mark.parametrize("behind", [values_native, values_reference])
 def test_gap_bytes_that_are_refused(
     behind: object,
     low: np.ndarray,
@@ -113,7 +113,7 @@ def test_gap_bytes_that_are_refused(
     says: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kernels, "_backend", lambda: behind)
+    monkeypatch.setattr(values, "fastest", lambda name: behind)
     with pytest.raises(CodecError, match=says):
         kernels.decode_gaps(low, high, count, limit)
 
@@ -132,13 +132,12 @@ def test_check_ascending_names_the_first_bad_offset() -> None:
 @pytest.fixture
 def no_choice_yet() -> Iterator[None]:
     """Every door chooses anew, before and after the test."""
-    doors = [backend.is_native, kernels._backend, tight._backend, literals._backend]
-    doors.append(values._backend)
-    for door in doors:
-        door.cache_clear()
+    choices = [backend.is_native, backend.fastest]
+    for choice in choices:
+        choice.cache_clear()
     yield
-    for door in doors:
-        door.cache_clear()
+    for choice in choices:
+        choice.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -150,9 +149,10 @@ def test_the_environment_chooses_the_kernels(
     monkeypatch.delenv("SYNCLINE_KERNELS", raising=False)
     if forced is not None:
         monkeypatch.setenv("SYNCLINE_KERNELS", forced)
-    assert kernels._backend() is (native if uses_native else reference)
-    assert tight._backend() is (tight_native if uses_native else tight_reference)
-    assert literals._backend() is (literals_native if uses_native else literals_reference)
+    assert backend.fastest("") is (native if uses_native else reference)
+    assert backend.fastest("tight") is (tight_native if uses_native else tight_reference)
+    assert backend.fastest("literals") is (literals_native if uses_native else literals_reference)
+    assert backend.fastest("values") is (values_native if uses_native else values_reference)
 
 
 def test_the_environment_must_name_kernels(
@@ -160,7 +160,7 @@ def test_the_environment_must_name_kernels(
 ) -> None:
     monkeypatch.setenv("SYNCLINE_KERNELS", "fast")
     with pytest.raises(ConfigError, match="expected one of native, numpy, found 'fast'"):
-        kernels._backend()
+        backend.fastest("")
 
 
 def test_without_a_compiled_core_numpy_does_the_work(
@@ -168,12 +168,12 @@ def test_without_a_compiled_core_numpy_does_the_work(
 ) -> None:
     monkeypatch.setattr(backend, "find_spec", lambda name: None)
     monkeypatch.delenv("SYNCLINE_KERNELS", raising=False)
-    assert kernels._backend() is reference
+    assert backend.fastest("") is reference
     backend.is_native.cache_clear()
-    kernels._backend.cache_clear()
+    backend.fastest.cache_clear()
     monkeypatch.setenv("SYNCLINE_KERNELS", "native")
     with pytest.raises(ConfigError, match="not built here"):
-        kernels._backend()
+        backend.fastest("")
 
 
 def test_the_stub_names_what_the_compiled_core_has() -> None:

@@ -214,6 +214,12 @@ class _Both:
     def __init__(self, copies: ArrayTarget, live: TorchTarget) -> None:
         self._copies = copies
         self._live = live
+        self.is_concurrent = live.is_concurrent
+
+    def first_difference(self, record: Record, bits: Bits) -> int | None:
+        """Return the index of the first of the record's places where other bits than these stand."""
+        target, own = self._of(record)
+        return target.first_difference(own, bits)
 
     def read(self, record: Record) -> Bits:
         """Return the bits at the record's places."""

@@ -1,0 +1,54 @@
+"""What the parameter server and its workers say to each other: one strict JSON object a message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from syncline.abc import Channel
+from syncline.errors import FormatError
+from syncline.format import strict_json
+
+_LIMIT_BYTES = 1 << 28
+_WHERE = "message of an update"
+
+
+def say(channel: Channel, update: str, word: str, **fields: Any) -> None:
+    """Send a message that belongs to an update.
+
+    Raises:
+        PeerLostError: the other side has closed.
+    """
+    channel.send(strict_json.dump({"update": update, "say": word, "with": fields}))
+
+
+def parse(raw: bytes) -> tuple[str, str, Mapping[str, Any]]:
+    """Return update, word and fields of a message; their types are checked where they are used.
+
+    Raises:
+        FormatError: it is no such message.
+    """
+    value = strict_json.parse(raw, _WHERE, limit_bytes=_LIMIT_BYTES)
+    fields = strict_json.Fields(value, _WHERE, ("update", "say", "with"))
+    return fields.text("update"), fields.text("say"), strict_json.members(fields["with"], _WHERE)
+
+
+def number(fields: Mapping[str, Any], key: str) -> int:
+    """Return a count or size that a message carries."""
+    return strict_json.integer(fields.get(key), f"{_WHERE}: {key}")
+
+
+def text(fields: Mapping[str, Any], key: str) -> str:
+    """Return a string that a message carries."""
+    value = fields.get(key)
+    if not isinstance(value, str):
+        raise FormatError(f"{_WHERE}: {key} must be a string, found {value!r:.80}")
+    return value
+
+
+def texts(fields: Mapping[str, Any], key: str) -> list[str]:
+    """Return a list of strings that a message carries."""
+    values = strict_json.items(fields.get(key), f"{_WHERE}: {key}")
+    if not all(isinstance(value, str) for value in values):
+        raise FormatError(f"{_WHERE}: {key} must hold strings")
+    return [str(value) for value in values]
