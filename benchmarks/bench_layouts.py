@@ -133,6 +133,12 @@ def positions(config: dict[str, Any], tp: int, ending: str, share: float) -> flo
     return where.size / best_s(lambda: position_map.to_canonical(tensor.name, where, bits)) / 1e6
 
 
+def sort(count: int) -> float:
+    """Millions of shuffled 64-bit words a second through numpy's sort: the roof of what must be sorted."""
+    words = np.random.default_rng(0).permutation(np.arange(count, dtype=np.uint64))
+    return count / best_s(lambda: np.sort(words)) / 1e6
+
+
 def experts(config: dict[str, Any], share: float) -> float:
     """Millions of positions a second, through all experts' tensors of a layer, one after the other."""
     layout = megatron_layout(config, MegatronMesh(1))
@@ -182,6 +188,7 @@ def main() -> None:
         "row": positions(QWEN3_8B, 4, "linear_proj.weight", 0.5),
         "qwen3_moe_experts": experts(QWEN3_MOE, 0.02),
         "gpt_oss_fc1": positions(GPT_OSS, 1, "linear_fc1.weight0", 0.3),
+        "sort_of_as_many": sort(5_000_000),
     }
     figures["dense"] = [dense(2048), dense(4096)]
     print(json.dumps(figures, indent=2))

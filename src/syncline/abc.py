@@ -1,4 +1,4 @@
-"""The seams: eight interfaces that a user may implement, each with at most five methods.
+"""The seams: the interfaces that a user may implement, each with at most five methods.
 
 Every live seam has a public in-memory implementation, and one contract suite in `tests/contracts/` that runs
 over all implementations. Arguments are validated by the caller of a seam; what a seam promises is in
@@ -8,7 +8,8 @@ its docstrings. All of them are synchronous, and none is collective unless it sa
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import ClassVar
 
@@ -30,7 +31,7 @@ from syncline.types import (
     TensorMeta,
     Window,
 )
-from syncline.version import ForeignVersion, HeldVersion
+from syncline.version import ForeignVersion, HeldVersion, Kind
 
 Buffer = bytes | bytearray | memoryview
 ByteArray = NDArray[np.uint8]
@@ -41,6 +42,10 @@ Base = Callable[[str], tuple[TensorMeta, Bits]]
 
 Raises `LayoutError` where the base has no tensor of that name.
 """
+
+
+Send = Callable[[Sequence[tuple[int, Bits | DeviceBits]]], None]
+"""Hands one bucket over: offsets in it, ascending, and what lies there, not to be written to until the round ends."""
 
 
 def ignore(step: Step) -> None:
@@ -179,6 +184,89 @@ class Channel(ABC):
     @abstractmethod
     def close(self) -> None:
         """Tell the other side that nothing more comes; harmless when called again."""
+
+
+class Outlet(ABC):
+    """The trainer's end of a live path: buckets to all engines that joined, messages to and from each.
+
+    In a round the same buckets go to all its members, in order. A bucket lies in one of two buffers, which is
+    filled again only when every member has released it. Any error ends the round on all sides, and the next
+    one begins from nothing.
+
+    Class attributes:
+        name: what reports call the transport.
+        kinds: what may travel on it; a `delta` only where it saves something.
+        bucket_bytes: how long buckets are where nobody says otherwise.
+    """
+
+    name: ClassVar[str]
+    kinds: ClassVar[tuple[Kind, ...]]
+    bucket_bytes: ClassVar[int]
+
+    @abstractmethod
+    def members(self) -> Mapping[str, Channel]:
+        """Return the channels to the engines that joined, by the engine's name; those that left are gone.
+
+        Closing a channel makes its engine leave.
+        """
+
+    @abstractmethod
+    def round(
+        self, members: Sequence[str], sizes: Sequence[int], timeout_s: float
+    ) -> AbstractContextManager[Send]:
+        """Begin a round with exactly these members, who call `Inlet.buckets`; the context yields `Send`.
+
+        The context ends when every member has released all buckets, or at once with the error that leaves
+        it: then the round is over for the members, too.
+
+        Args:
+            sizes: bytes of every bucket that will come, each at least 1.
+            timeout_s: how long a member may take to come, and to release a bucket.
+
+        Raises:
+            PeerLostError, TransportTimeoutError: a member is gone, or late; names it where the transport can
+                tell.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give all memory, ports and files back, and let every member go; harmless when called again."""
+
+
+class Inlet(ABC):
+    """An engine's end of a live path; see `Outlet`.
+
+    Attributes:
+        timeout_s: how long the engine waits for the next version, and for each step of its delivery.
+    """
+
+    timeout_s: float
+
+    @abstractmethod
+    def channel(self) -> Channel:
+        """Return the channel to the trainer; join (again) if there is none.
+
+        Raises:
+            TransportTimeoutError: no trainer was there in `timeout_s`.
+            ConfigError: the trainer refused this engine; says why.
+        """
+
+    @abstractmethod
+    def buckets(self, sizes: Sequence[int]) -> Generator[Bits | DeviceBits, None, None]:
+        """Take part in a round and yield each bucket, (its size,) uint8, read-only, until the next is asked for.
+
+        Closing the generator before its end, or an error in it, ends the round for everybody.
+
+        Args:
+            sizes: those that the trainer begins the round with.
+
+        Raises:
+            PeerLostError, TransportTimeoutError: the trainer is gone, late, or has ended the round.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave: give memory and connections back; harmless when called again."""
 
 
 class PeerMemory(ABC):

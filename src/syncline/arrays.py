@@ -108,7 +108,12 @@ def torch_meta(name: str, tensor: Any) -> TensorMeta:
             safetensors cannot hold.
     """
     # Wrapper subclasses say how to take them apart; what they report as memory is not the weights.
-    if hasattr(tensor, "__tensor_flatten__"):
+    if type(tensor).__name__ == "DTensor":
+        fault = (
+            "a DTensor, of which this rank holds a part: publish with ShardedPublisher on every rank "
+            "(docs/how-to/publish-from-every-rank.md), or gather it first"
+        )
+    elif hasattr(tensor, "__tensor_flatten__"):
         fault = (
             f"a {type(tensor).__name__}, which wraps other tensors: pass those, or gather it first"
         )

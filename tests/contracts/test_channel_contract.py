@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from syncline.abc import Channel
-from syncline.channels import MemoryChannel
+from syncline.channels import MemoryChannel, SocketChannel
 from syncline.errors import ConfigError, PeerLostError, TransportTimeoutError
 
 Pair = tuple[Channel, Channel]
 
-MAKERS: dict[str, Callable[[], Pair]] = {"memory": MemoryChannel.pair}
+MAKERS: dict[str, Callable[[], Pair]] = {"memory": MemoryChannel.pair, "socket": SocketChannel.pair}
 
 
 @pytest.fixture(params=sorted(MAKERS))
-def pair(request: pytest.FixtureRequest) -> Pair:
-    return MAKERS[request.param]()
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    made = MAKERS[request.param]()
+    yield made
+    for end in made:
+        end.close()
 
 
 def test_messages_arrive_whole_and_in_order_both_ways(pair: Pair) -> None:
@@ -43,7 +46,7 @@ def test_receiving_times_out(pair: Pair) -> None:
     with pytest.raises(TimeoutError):
         pair[0].receive(0.0)
     pair[1].send(b"late")
-    assert pair[0].receive(0.0) == b"late"
+    assert pair[0].receive(1.0) == b"late"
 
 
 def test_closing_delivers_what_was_sent_and_then_says_so(pair: Pair) -> None:

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, DeepseekV3Config
 
-WAIT_S = 240
+WAIT_S = 900
 
 # Fused kernels, which a CPU has not, and other precisions.
 OFF = (

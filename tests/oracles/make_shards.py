@@ -16,7 +16,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ENVIRONMENTS = HERE.parents[1] / ".venvs"
-WAIT_S = 300
+WAIT_S = 1000
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ Nothing of Syncline is imported: what this writes is the other opinion.
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import json
 import sys
@@ -20,21 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import on_cpu
 import torch
 import torch.distributed as dist
 
-WAIT_S = 300
-
-
-def use_cpu_instead_of_cuda() -> None:
-    """Let megatron-core's few calls of CUDA do nothing."""
-    torch.cuda.current_device = lambda: torch.device("cpu")
-    torch.cuda.synchronize = lambda *_, **__: None
-    torch.nn.Module.cuda = lambda self, *_, **__: self
-    torch.Tensor.cuda = lambda self, *_, **__: self
-    from megatron.core.tensor_parallel import random
-
-    random.CudaRNGStatesTracker.fork = lambda self, name=None: contextlib.nullcontext()
+WAIT_S = 900
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def build(config: dict[str, Any], pp: int, ep: int, etp: int, tp: int) -> Any:
@@ -42,7 +32,7 @@ def build(config: dict[str, Any], pp: int, ep: int, etp: int, tp: int) -> Any:
     from megatron.core import parallel_state
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
-    from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 
     sizes = {
         "num_layers": config["num_hidden_layers"],
@@ -63,14 +53,32 @@ def build(config: dict[str, Any], pp: int, ep: int, etp: int, tp: int) -> Any:
         "num_query_groups": config["num_key_value_heads"],
         "kv_channels": config.get("head_dim"),
     }
-    experts = config.get("num_experts", config.get("num_local_experts"))
+    experts = next((config[key] for key in EXPERTS if key in config), 0)
     if experts:
         sizes |= {
             "num_moe_experts": experts,
             "moe_ffn_hidden_size": config.get("moe_intermediate_size", config["intermediate_size"]),
         }
-    made = TransformerConfig(**sizes)
-    block = get_gpt_decoder_block_spec(made, use_transformer_engine=False)
+    is_latent = "kv_lora_rank" in config
+    if is_latent:
+        dense = config["first_k_dense_replace"]
+        sizes |= {
+            "multi_latent_attention": True,
+            "qk_layernorm": True,
+            **{key: config[key] for key in ("q_lora_rank", "kv_lora_rank", "v_head_dim")},
+            "qk_head_dim": config["qk_nope_head_dim"],
+            "qk_pos_emb_head_dim": config["qk_rope_head_dim"],
+            "moe_layer_freq": [int(i >= dense) for i in range(config["num_hidden_layers"])],
+            "moe_shared_expert_intermediate_size": config["n_shared_experts"]
+            * config["moe_intermediate_size"],
+            "moe_router_enable_expert_bias": True,
+            "moe_router_score_function": "sigmoid",
+            "moe_grouped_gemm": True,
+            "sequence_parallel": tp > 1,
+        }
+    made = (MLATransformerConfig if is_latent else TransformerConfig)(**sizes)
+    # Latent attention is only built of Transformer Engine's modules; the others are taken without.
+    block = get_gpt_decoder_block_spec(made, use_transformer_engine=is_latent)
     return GPTModel(
         config=made,
         transformer_layer_spec=block,
@@ -85,9 +93,7 @@ def build(config: dict[str, Any], pp: int, ep: int, etp: int, tp: int) -> Any:
 
 def tensors(model: Any) -> dict[str, torch.Tensor]:
     """Return what the rank holds, by the names that layouts use."""
-    found = dict(model.named_parameters())
-    found |= {name: b for name, b in model.named_buffers() if name.endswith("expert_bias")}
-    return {f"0/{name}": tensor.data for name, tensor in found.items()}
+    return {f"0/{name}": tensor for name, tensor in on_cpu.tensors(model).items()}
 
 
 def described(state: Any, model: Any) -> dict[str, list[Any]]:
@@ -109,17 +115,10 @@ def main() -> None:
     tp, pp, ep, etp = map(int, sys.argv[3:7])
     mode = sys.argv[7]
     faulthandler.dump_traceback_later(WAIT_S, exit=True)  # a rank that hangs says where
-    use_cpu_instead_of_cuda()
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
+    on_cpu.use_cpu_instead_of_cuda()
+    rank = on_cpu.begin(tp, pp, ep, etp)
     from megatron.core import dist_checkpointing, parallel_state
 
-    parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=tp,
-        pipeline_model_parallel_size=pp,
-        expert_model_parallel_size=ep,
-        expert_tensor_parallel_size=etp,
-    )
     model = build(config, pp, ep, etp, tp)
     groups = {
         "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),

@@ -26,7 +26,11 @@ class Base(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fp8_meta: dict[str, Any] = {}
+        self.fp8 = self.fp8_calibration = False
+        self.fp8_meta: dict[str, Any] = {"fp8_checkpoint": False, "recipe": None}
+
+    def init_fp8_metadata(self, num_gemms: int = 1) -> None:
+        pass
 
     def set_tensor_parallel_group(self, group: Any) -> None:
         self.tp_group = group

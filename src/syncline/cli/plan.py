@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from math import lcm
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,10 @@ from syncline.cli import output
 from syncline.cli.options import json_option
 from syncline.errors import ConfigError
 from syncline.layouts import EngineMesh, Layout, MegatronMesh, engine_layout, megatron_layout
+from syncline.layouts.engines import EngineName
 from syncline.plan import heat_map, legend, load_of, make_plan, read_sizes, record, records, summary
+from syncline.stores import open_store
+from syncline.sync.history import History
 
 # 0: not given.
 _TRAINER = {
@@ -48,6 +53,13 @@ _ENGINE = {"tp": 1, "ep": 1, "replicas": 1, "redundant": 0}
 )
 @click.option("--engine", default="", metavar="SIZES", help=f"Engines: {', '.join(_ENGINE)}.")
 @click.option(
+    "--names",
+    type=click.Choice(["vllm", "sglang"]),
+    default="vllm",
+    show_default=True,
+    help="Whose names the engine's tensors have in records.",
+)
+@click.option(
     "--bucket-mb",
     type=click.IntRange(min=1),
     default=1000,
@@ -55,6 +67,7 @@ _ENGINE = {"tp": 1, "ep": 1, "replicas": 1, "redundant": 0}
     help="What a rank may stage at a time.",
 )
 @click.option("--tensor", metavar="NAME", help="Print the record of this tensor as JSON.")
+@click.option("--store", help="Where records take version and fingerprint from.")
 @click.option("--records", "all_records", is_flag=True, help="Print all records as JSON lines.")
 @json_option
 def plan(
@@ -62,24 +75,54 @@ def plan(
     trainer: str,
     stages: str | None,
     engine: str,
+    names: EngineName,
     bucket_mb: int,
     tensor: str | None,
+    store: str | None,
     all_records: bool,
     as_json: bool,
 ) -> None:
     """Plan how weights go from a Megatron trainer to engines; reads the config and nothing else."""
     config = _read_config(model)
     sizes = read_sizes(engine, _ENGINE)
-    source = megatron_layout(config, _trainer_mesh(trainer, stages))
+    mesh = _trainer_mesh(trainer, stages)
+    source = megatron_layout(config, mesh)
     engine_mesh = EngineMesh(sizes["tp"], ep=sizes["ep"], redundant=sizes["redundant"])
-    target = engine_layout(config, engine_mesh)
+    target = engine_layout(config, engine_mesh, engine=names)
+    if tensor is None and not all_records:
+        limit_bytes = bucket_mb * 1_000_000
+        warnings = _not_planned(config)
+        _show_plan(source, target, sizes["replicas"], limit_bytes, warnings, as_json=as_json)
+        return
+    more: dict[str, Any] = {
+        "engines": sizes["replicas"],
+        "stage": lambda rank: asdict(mesh.coordinates(rank)),
+        "state": None if store is None else _state(store),
+    }
     if tensor is not None:
-        output.show_json(record(tensor, source, target))
-    elif all_records:
-        for entry in records(source, target):
-            output.show_json(entry)
+        output.show_json(record(tensor, source, target, **more))
     else:
-        _show_plan(source, target, sizes["replicas"], bucket_mb * 1_000_000, as_json=as_json)
+        for entry in records(source, target, **more):
+            output.show_json(entry)
+
+
+def _state(store: str) -> Callable[[str], dict[str, Any]]:
+    """Return what the current version of a store says of a tensor."""
+    at = History.open(open_store(store)).target(None)
+    marks = {entry.meta.name: entry.fingerprint.hex() for entry in at.manifest.tensors}
+    return lambda name: {"version": at.version, "fingerprint": marks.get(name)}
+
+
+def _not_planned(config: Mapping[str, Any]) -> list[str]:
+    """Return what the config has and no table plans."""
+    found = []
+    if "quantization_config" in config:
+        found.append(
+            "the engine's quantised tensors are not planned; sizes are those of config dtype"
+        )
+    if "vision_config" in config:
+        found.append("what sees (the vision part) is not planned, only the text model")
+    return found
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -124,14 +167,24 @@ def _layer_counts(text: str) -> list[list[int]]:
 
 
 def _show_plan(
-    source: Layout, target: Layout, engines: int, limit_bytes: int, *, as_json: bool
+    source: Layout,
+    target: Layout,
+    engines: int,
+    limit_bytes: int,
+    warnings: list[str],
+    *,
+    as_json: bool,
 ) -> None:
     unused = [name for name in source.catalog if name not in target.catalog]
     made = make_plan(source, target, engines=engines, limit_bytes=limit_bytes, unused=unused)
     load = load_of(made)
     figures = summary(made, load, source, target)
+    if unused:
+        count = f"{len(unused)} tensors of the trainer go to no engine, first {unused[0]}"
+        warnings = [count, *warnings]
     if as_json:
-        output.show_json({**figures, "unused": unused, "links_bytes": load.links.tolist()})
+        more = {"unused": unused, "warnings": warnings, "links_bytes": load.links.tolist()}
+        output.show_json({**figures, **more})
         return
     size, tightest = output.size, figures["tightest"]
     rows = [
@@ -148,16 +201,18 @@ def _show_plan(
         ("links, the busiest", f"{figures['links']:,}, {size(figures['link_bytes_max'])}"),
         ("staged at most by a rank", size(figures["staged_bytes"])),
         (
+            "memory of a rank at its peak: source, target",
+            ", ".join(size(n) for n in figures["peak_bytes"].values()),
+        ),
+        (
             "tightest rank, its memory",
             f"{tightest['side']} {tightest['rank']}, {size(tightest['bytes'])}",
         ),
         ("digest", figures["digest"]),
     ]
     output.show_table("plan", ("", "figure"), rows)
-    if unused:
-        output.show_line(
-            f"warning: {len(unused)} tensors of the trainer go to no engine, first {unused[0]}"
-        )
+    for warning in warnings:
+        output.show_line(f"warning: {warning}")
     output.show_line("bytes from trainer ranks (down) to engine ranks (across):")
     output.show_line(heat_map(load))
     output.show_line(legend(load, output.size))

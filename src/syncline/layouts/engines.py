@@ -2,8 +2,8 @@
 
 At run time an engine's own loader is the truth, and placements are learned from it; these rules say
 beforehand how much goes where. They are derived from a family's table: engines fuse what Megatron fuses,
-but cut the parts of a fusion each by itself, and repeat KV heads. Both engines do so; names are those of
-vLLM 0.32, with whose loaders the rules are compared.
+but cut the parts of a fusion each by itself, and repeat KV heads. Both engines do so under names of their
+own: those of vLLM 0.32 and SGLang 0.5.23, with whose loaders the rules are compared.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from syncline.layouts.parts import EMBEDDING, FINAL_NORM, OUTPUT
 from syncline.layouts.rules import Cut, Rule
 from syncline.types import TensorMeta
 
+EngineName = Literal["vllm", "sglang"]
 VOCAB_MULTIPLE = 64
 
 # By the last words of the canonical pieces: the parameter that an engine fuses them into.
@@ -31,6 +32,11 @@ _FUSED: Mapping[tuple[str, ...], str] = {
     ("q_proj", "k_proj", "v_proj"): "qkv_proj",
     ("gate_proj", "up_proj"): "gate_up_proj",
 }
+_LATENT: Mapping[EngineName, str] = {
+    "vllm": "self_attn.fused_qkv_a_proj.weight",
+    "sglang": "self_attn.fused_qkv_a_proj_with_mqa.weight",
+}
+_EXPERTS: Mapping[EngineName, str] = {"vllm": "experts.routed_experts", "sglang": "experts"}
 _INNER_SECTION = re.compile(r"(?<=\.)(\S+)#\d+")
 _Q_A, _KV_A = "self_attn.q_a_proj.weight", "self_attn.kv_a_proj_with_mqa.weight"
 
@@ -80,9 +86,16 @@ class EngineMesh:
 
 
 def engine_layout(
-    config: Config, mesh: EngineMesh, *, checkpoint: Iterable[TensorMeta] | None = None
+    config: Config,
+    mesh: EngineMesh,
+    *,
+    checkpoint: Iterable[TensorMeta] | None = None,
+    engine: EngineName = "vllm",
 ) -> Layout:
     """Return catalog and placements of one engine, without draft (MTP) layers.
+
+    Args:
+        engine: whose names the local tensors have.
 
     Raises:
         LayoutError: no table for this model, or sizes that do not divide.
@@ -99,15 +112,17 @@ def engine_layout(
         expert_cut = Cut(rank, mesh.tp, 1) if is_split else Cut(0, 1, 1)
         dense_cut = Cut(rank, mesh.tp, 1, model.dims["groups"], padded)
         cuts = Cuts(dense_cut, expert_cut, slots[0 if is_split else rank], copies)
-        placements.append(Placement(rank, *collect(_parts(builder, cuts))))
+        placements.append(Placement(rank, *collect(_parts(builder, cuts, engine))))
     return Layout(builder.catalog, tuple(placements))
 
 
-def _parts(builder: Builder, cuts: Cuts) -> Iterator[Part]:
+def _parts(builder: Builder, cuts: Cuts, engine: EngineName) -> Iterator[Part]:
     model, root = builder.model, builder.model.wrapper.root
-    names = model.family.engine_names
+    names = model.family.engine_names if engine == "vllm" else ()
     yield from builder.apply(_spelled(EMBEDDING, "embed_tokens.weight", names), [root], "", cuts)
-    rules = [_spelled(rule, rule.local, names) for rule in _engine_rules(model.family.layer)]
+    rules = [
+        _spelled(rule, rule.local, names) for rule in _engine_rules(model.family.layer, engine)
+    ]
     for layer, tags in enumerate(model.layer_tags):
         prefix = f"model.layers.{layer}."
         for rule in rules:
@@ -126,7 +141,7 @@ def _spelled(rule: Rule, local: str, names: Iterable[tuple[str, str]]) -> Rule:
     return replace(rule, local=local)
 
 
-def _engine_rules(rules: Iterable[Rule]) -> Iterator[Rule]:
+def _engine_rules(rules: Iterable[Rule], engine: EngineName) -> Iterator[Rule]:
     """Yield a family's rules as an engine fuses them: canonical names, but for what is in `_FUSED`."""
     for rule in rules:
         # What Megatron takes apart head by head, an engine keeps as the checkpoint has it.
@@ -138,11 +153,9 @@ def _engine_rules(rules: Iterable[Rule]) -> Iterator[Rule]:
         if names == [_KV_A]:
             both = (f"{_Q_A}: q_lora hidden", *pieces)
             yield replace(plain, local=_KV_A, on="!q_lora")
-            yield replace(
-                plain, local="self_attn.fused_qkv_a_proj.weight", pieces=both, on="q_lora"
-            )
+            yield replace(plain, local=_LATENT[engine], pieces=both, on="q_lora")
         elif len(set(names)) == 1 or _leaves(names) in _FUSED or "{e}" in rule.local:
-            yield replace(plain, local=_engine_name(names, rule), pieces=pieces)
+            yield replace(plain, local=_engine_name(names, rule, engine), pieces=pieces)
         else:
             for name in dict.fromkeys(names):
                 own = tuple(piece for piece in pieces if piece.startswith(f"{name}:"))
@@ -160,14 +173,13 @@ def _leaves(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name.rsplit(".", 2)[-2] for name in names)
 
 
-def _engine_name(names: Sequence[str], rule: Rule) -> str:
+def _engine_name(names: Sequence[str], rule: Rule, engine: EngineName) -> str:
     """Return the name of the parameter that holds these canonical pieces."""
     if "{e}" in rule.local:
         path = names[0].partition(".experts.")[0]
         fused = "w13" if "fc1" in rule.local else "w2"
-        return (
-            f"{path}.experts.routed_experts.{fused}_{'bias' if 'bias' in rule.local else 'weight'}"
-        )
+        ending = "bias" if "bias" in rule.local else "weight"
+        return f"{path}.{_EXPERTS[engine]}.{fused}_{ending}"
     if len(set(names)) == 1:
         return names[0]
     path, _, ending = names[0].rsplit(".", 2)

@@ -1,18 +1,16 @@
-"""What a plan says, for people and for programs: the record of a tensor, load, memory, a heat map."""
+"""What a plan says, for people and for programs: load, memory, a heat map."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from syncline.errors import ConfigError, PlanError
+from syncline.errors import ConfigError
 from syncline.layouts import Layout, Placement
-from syncline.layouts.blocks import Block, show
-from syncline.layouts.coverage import holders
 from syncline.plan.planner import Load, Plan
 from syncline.types import TensorMeta
 
@@ -38,70 +36,11 @@ def read_sizes(text: str, allowed: Mapping[str, int]) -> dict[str, int]:
     return sizes
 
 
-def record(name: str, source: Layout, target: Layout) -> dict[str, Any]:
-    """Return everything that a plan knows of one canonical tensor, as JSON would have it.
-
-    Raises:
-        PlanError: neither layout has the tensor.
-    """
-    for found in records(source, target, [name]):
-        return found
-    raise PlanError(f"{name}: in neither layout", tensor=name)
-
-
-def records(
-    source: Layout, target: Layout, names: Iterable[str] | None = None
-) -> Iterator[dict[str, Any]]:
-    """Yield the records of these tensors, by default of all, that one of the layouts has."""
-    sides = [(holders(layout), _shapes(layout)) for layout in (source, target)]
-    for name in {**source.catalog, **target.catalog} if names is None else names:
-        tensor = source.catalog.get(name) or target.catalog.get(name)
-        if tensor is None:
-            continue
-        sources, targets = (
-            [
-                _place(rank, block, shapes[rank][block.local])
-                for held in by_name.get(name, {}).values()
-                for rank, block in held
-            ]
-            for by_name, shapes in sides
-        )
-        yield {
-            "name": name,
-            "shape": list(tensor.meta.shape),
-            "dtype": tensor.meta.dtype,
-            "grid": list(tensor.grid),
-            "nbytes": tensor.meta.nbytes,
-            "sources": sources,
-            "targets": targets,
-        }
-
-
-def _shapes(layout: Layout) -> dict[int, dict[str, tuple[int, ...]]]:
-    return {
-        placement.rank: {tensor.name: tensor.shape for tensor in placement.tensors}
-        for placement in layout.placements
-    }
-
-
-def _place(rank: int, block: Block, local_shape: tuple[int, ...]) -> dict[str, Any]:
-    return {
-        "rank": rank,
-        "box": show(block.box),
-        "local": block.local,
-        "local_shape": list(local_shape),
-        "offset": block.offset,
-        "strides": list(block.strides),
-        "copies": block.copies,
-        "is_alias": block.is_alias,
-        "add": block.add,
-    }
-
-
 def summary(plan: Plan, load: Load, source: Layout, target: Layout) -> dict[str, Any]:
     """Return the figures of a plan, as JSON would have it; sizes in bytes.
 
-    `tightest` is the rank that needs the most memory, its own shard and its largest bucket together.
+    `peak_bytes` is the most that a rank of either side needs, its own shard and its largest bucket together;
+    `tightest` is the rank that needs it.
     """
     sent, received = load.sent_bytes, load.received_bytes
     source_bytes = np.array([held_bytes(placement) for placement in source.placements])
@@ -121,6 +60,7 @@ def summary(plan: Plan, load: Load, source: Layout, target: Layout) -> dict[str,
         "received_bytes": _spread(received),
         "links": int(np.count_nonzero(load.links)),
         "link_bytes_max": int(load.links.max()),
+        "peak_bytes": {key: int(held.max()) + load.staged_bytes for key, held in sides.items()},
         "tightest": {
             "side": side,
             "rank": int(sides[side].argmax()),

@@ -22,7 +22,11 @@ def check_kind(name: str, value: object, wanted: type) -> None:
         ConfigError: it does not; says how to make one.
     """
     if not isinstance(value, wanted):
-        hint = {"store": "open_store(path)", "engine": "TorchModule(module) or CheckpointDir(path)"}
+        hint = {
+            "store": "open_store(path)",
+            "engine": "TorchModule(module) or CheckpointDir(path)",
+            "live": "syncline.channels.SharedMemoryOutlet(path) or CollectiveOutlet(address)",
+        }
         raise ConfigError(
             f"{name}: expected a syncline {wanted.__name__}, found {type(value).__name__}; "
             f"make one with {hint[name]}"

@@ -14,7 +14,7 @@ from syncline.format.part import temporary_file
 from syncline.format.table import MAX_INLINE_TENSORS
 from syncline.sync.history import History
 from syncline.sync.phases import Phases
-from syncline.version import Manifest, PartEntry
+from syncline.version import HeldVersion, Manifest, PartEntry
 
 PIECE_BYTES = 8 << 20
 IN_MEMORY_BYTES = 64 << 20
@@ -94,6 +94,14 @@ def fetched(
 def _pieces(store: Store, key: str, size_bytes: int) -> Iterator[bytes]:
     for start in range(0, size_bytes, PIECE_BYTES):
         yield store.get(key, start, min(start + PIECE_BYTES, size_bytes))
+
+
+def manifest_bytes(store: Store, held: HeldVersion) -> tuple[bytes, bytes | None]:
+    """Return a version's `manifest.json` as it was written, and its table where that is a file of its own."""
+    raw = store.get(names.key(held.version, names.MANIFEST))
+    if len(held.manifest.tensors) <= MAX_INLINE_TENSORS:
+        return raw, None
+    return raw, store.get(names.key(held.version, names.SIDECAR))
 
 
 def files_of(history: History) -> dict[str, bytes]:

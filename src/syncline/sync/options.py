@@ -11,6 +11,7 @@ from typing import Literal
 from syncline import codecs
 from syncline.errors import CodecError, ConfigError
 from syncline.format import checksum as checksums
+from syncline.format.bucket import check_bucket_bytes
 from syncline.format.index import CHECKSUM
 from syncline.format.rules import INTERCHANGE_ENCODINGS
 from syncline.sync.notify import Deployments
@@ -47,6 +48,12 @@ class PublisherOptions:
             alone or with commas between them, or a `HotLoadClient` for each.
         notify_token_env: environment variable that holds the bearer token for the URLs in `notify`.
         notify_timeout_s: how long all of them together may take.
+        live_kind: of a publisher with a live path: `auto` sends an engine the delta if it holds the base,
+            else all weights; `full` or `delta`: that alone.
+        bucket_bytes: longest piece in which a version travels on it; two of them are held on either side.
+            None: what suits the transport.
+        live_timeout_s: the longest that the trainer waits there for an engine to answer, to release a
+            bucket, or to decode and commit what came.
     """
 
     encoding: str = "auto"
@@ -62,6 +69,9 @@ class PublisherOptions:
     notify: Deployments = ()
     notify_token_env: str | None = None
     notify_timeout_s: float = 10.0
+    live_kind: Literal["auto", "full", "delta"] = "auto"
+    bucket_bytes: int | None = None
+    live_timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
         if self.encoding != "auto" and self.encoding not in codecs.NAMES:
@@ -84,6 +94,7 @@ class PublisherOptions:
                 raise ConfigError(f"{name}: expected at least 1, found {getattr(self, name)}")
         if not self.notify_timeout_s > 0:
             raise ConfigError(f"notify_timeout_s must be above 0, found {self.notify_timeout_s}")
+        self._check_live()
         if self.anchor_every is not None and self.anchor_every < 1:
             raise ConfigError(
                 f"anchor_every: expected None or at least 1, found {self.anchor_every}"
@@ -104,6 +115,16 @@ class PublisherOptions:
                     f"32 bits and would wrap at {_OVERWRITE_LIMIT_BYTES}; publish with encoding='xor'",
                     tensor=meta.name,
                 )
+
+    def _check_live(self) -> None:
+        if self.live_kind not in ("auto", "full", "delta"):
+            raise ConfigError(
+                f"live_kind: expected 'auto', 'full' or 'delta', found {self.live_kind!r}"
+            )
+        if self.bucket_bytes is not None:
+            check_bucket_bytes(self.bucket_bytes)
+        if not self.live_timeout_s > 0:
+            raise ConfigError(f"live_timeout_s must be above 0, found {self.live_timeout_s}")
 
     def _check_layout(self) -> None:
         if self.layout not in ("syncline", "slime"):

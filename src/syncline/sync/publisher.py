@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from typing import Any
 
-from syncline.abc import Observe, Store, WeightSource, ignore
+from syncline.abc import Observe, Outlet, Store, WeightSource, ignore
 from syncline.errors import BaseVersionError
 from syncline.sources import CheckpointSource, WatchedWeights, as_source
 from syncline.sync.base import Base
 from syncline.sync.checks import adopt, check_kind
 from syncline.sync.delta import DeltaWriter
-from syncline.sync.fetch import files_of
+from syncline.sync.fetch import files_of, manifest_bytes
 from syncline.sync.full import FullWriter
+from syncline.sync.kept import Kept
 from syncline.sync.layout import check_slime_run
+from syncline.sync.live import Courier, Goods
 from syncline.sync.notify import clients, notify
 from syncline.sync.options import PublisherOptions
 from syncline.sync.ownership import Ownership
@@ -49,6 +52,8 @@ class Publisher:
         observe: told of every step, with bytes done, for progress bars; steps of parts that are put come
             from another thread.
         trace: collects what ran when; see `syncline.Trace`.
+        live: a live path (`syncline.channels`) to engines that are there: every version that `publish`
+            commits goes straight to them, too; see `PublishReport.delivery`.
         options: the fields of `PublisherOptions`.
 
     Cost: one copy of the weights in host memory (see `snapshot_dir`), and where they are in GPU memory
@@ -73,10 +78,12 @@ class Publisher:
         base: str | PathLike[str] | None = None,
         observe: Observe | None = None,
         trace: Trace | None = None,
+        live: Outlet | None = None,
         **options: Any,
     ) -> None:
         check_kind("store", store, Store)
         self.options = PublisherOptions(**options)
+        self._live = None if live is None else self._courier(live, observe)
         self._told = clients(self.options.notify, self.options.notify_token_env)
         if self.options.layout == "slime":
             check_slime_run(store)
@@ -88,6 +95,7 @@ class Publisher:
         self._owner = Ownership(store, self._observe)
         self._deltas = 0
         self._density = _FIRST_DENSITY
+        self._kept: Kept | None = None
         if base is not None:
             self._start_from(CheckpointSource(base))
 
@@ -111,7 +119,8 @@ class Publisher:
         After any error the store's current version is whole, and these weights are not committed
         (unless writing the anchor behind them failed: see `version`); publish them again.
 
-        A deployment in `notify` that does not take the version fails nothing: see `PublishReport.notices`.
+        A deployment in `notify`, or an engine on the live path, that does not take the version fails nothing:
+        see `PublishReport.notices` and `PublishReport.delivery`.
 
         Cost: reads the weights and the snapshot once. Collective: no.
         """
@@ -130,8 +139,10 @@ class Publisher:
             report = self._commit_full(snapshot, table, phases)
         else:
             report = self._commit_delta(snapshot, source, phases)
+        report = self._delivered(report, snapshot, phases)
         if self._is_anchor_due():
             anchor = self._commit_full(snapshot, snapshot.table(), phases)
+            self._delivered(anchor, snapshot, phases)
             report = replace(report, anchor=anchor.version)
         self._snapshot = snapshot
         if self._told:
@@ -145,6 +156,35 @@ class Publisher:
                 )
             report = replace(report, notices=notices)
         return replace(report, seconds=phases.seconds())
+
+    def _courier(self, live: Outlet, observe: Observe | None) -> Courier:
+        check_kind("live", live, Outlet)
+        return Courier(
+            live,
+            kind=self.options.live_kind,
+            bucket_bytes=self.options.bucket_bytes,
+            timeout_s=self.options.live_timeout_s,
+            observe=ignore if observe is None else observe,
+        )
+
+    def _delivered(self, report: PublishReport, snapshot: Base, phases: Phases) -> PublishReport:
+        """Send the version that was just committed to the engines on the live path."""
+        kept, self._kept = self._kept, None
+        if self._live is None:
+            return report
+        held = snapshot.require_held()
+        goods = Goods(
+            held=held,
+            raw=manifest_bytes(self._store, held),
+            bits=snapshot.bits,
+            payloads=None if kept is None else partial(kept.payloads, held.manifest),
+            files=self._files,
+        )
+        try:
+            return replace(report, delivery=self._live.deliver(goods, phases))
+        finally:
+            if kept is not None:
+                kept.close()
 
     def _start_from(self, base: CheckpointSource) -> None:
         """Seed the snapshot from the bytes that the engines loaded; in an empty store publish them."""
@@ -202,8 +242,10 @@ class Publisher:
         return every is not None and self._deltas >= every
 
     def _commit_delta(self, snapshot: Base, source: WeightSource, phases: Phases) -> PublishReport:
+        if self._live is not None and self._live.takes_deltas:
+            self._kept = Kept()
         delta = DeltaWriter(
-            self._writer(phases),
+            self._writer(phases, self._kept),
             snapshot.require_held().manifest,
             snapshot,
             options=self.options,
@@ -228,9 +270,9 @@ class Publisher:
         self._deltas = 0
         return report
 
-    def _writer(self, phases: Phases) -> VersionWriter:
+    def _writer(self, phases: Phases, kept: Kept | None = None) -> VersionWriter:
         return VersionWriter(
-            self._store, self._owner.next_version, phases, self._observe, self._owner.check
+            self._store, self._owner.next_version, phases, self._observe, self._owner.check, kept
         )
 
     def _commit(

@@ -8,15 +8,14 @@ from functools import partial
 
 from syncline import threads
 from syncline.abc import Buffer, Engine, Observe, Store
-from syncline.errors import FormatError, VerifyError
 from syncline.format import part as part_format
 from syncline.sync.checks import check_layout, check_link
-from syncline.sync.decode import DecodedSpan, DeltaDecoder, decode_all
+from syncline.sync.decode import DeltaDecoder, decode_all
 from syncline.sync.fetch import check_objects, fetch_files, fetched
 from syncline.sync.history import is_same_weights
 from syncline.sync.phases import Phases
-from syncline.sync.slices import by_tensor
-from syncline.types import ZERO, Fingerprint, Record, Span, Step, TensorMeta
+from syncline.sync.proof import proved, proved_spans
+from syncline.types import Record, Span, Step, TensorMeta
 from syncline.version import HeldVersion, Manifest, PartEntry, TensorEntry
 
 STEPS = (
@@ -89,24 +88,11 @@ class Pull:
             closing(self._payloads(manifest)) as payloads,
             closing(decoder.decode(payloads)) as decoded,
         ):
-            for meta, pieces in by_tensor(decoded):
-                entry = manifest.by_name[meta.name]
-                total = ZERO if base is None else base.by_name[meta.name].fingerprint
-                changed = 0
-                for piece in pieces:
-                    if piece.record is not None:
-                        yield piece.record
-                    total += piece.fingerprint
-                    changed += piece.changed
-                self.changed += changed
-                if base is not None and changed != entry.changed:
-                    raise FormatError(
-                        f"tensor {meta.name!r}: the manifest announces {entry.changed} changed units, "
-                        f"its payload changes {changed}",
-                        tensor=meta.name,
-                    )
-                _check_fingerprint(entry, total)
-                self._observe(Step("pull.tensor_decoded", self.done_bytes, self._total_bytes))
+            yield from proved(decoded, manifest, base, self._proved)
+
+    def _proved(self, changed: int) -> None:
+        self.changed += changed
+        self._observe(Step("pull.tensor_decoded", self.done_bytes, self._total_bytes))
 
     def _tensors(
         self, manifest: Manifest
@@ -116,24 +102,7 @@ class Pull:
             closing(self._payloads(manifest)) as payloads,
             closing(decode_all(payloads, self._phases)) as pieces,
         ):
-            for meta, spans in by_tensor(pieces):
-                yield meta, self._spans(manifest.by_name[meta.name], spans)
+            yield from proved_spans(pieces, manifest, self._taken)
 
-    def _spans(self, entry: TensorEntry, pieces: Iterator[DecodedSpan]) -> Iterator[Span]:
-        total = ZERO
-        for piece in pieces:
-            if piece.span is not None:
-                self.changed += piece.span.bits.size
-                yield piece.span
-            total += piece.fingerprint
-        _check_fingerprint(entry, total)
-
-
-def _check_fingerprint(entry: TensorEntry, found: Fingerprint) -> None:
-    if found != entry.fingerprint:
-        raise VerifyError(
-            f"tensor {entry.meta.name!r}: expected fingerprint {entry.fingerprint.hex()}, found "
-            f"{found.hex()}: the engine does not hold the base's bits, or the payload is wrong; "
-            "nothing was written; repair the engine with sync(repair=True), on disk syncline pull --repair",
-            tensor=entry.meta.name,
-        )
+    def _taken(self, changed: int) -> None:
+        self.changed += changed

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-from syncline.abc import Engine, Observe, Store, ignore
+from syncline.abc import Engine, Inlet, Observe, Store, ignore
 from syncline.errors import BaseVersionError, ConfigError
+from syncline.sync.accounting import Moved
 from syncline.sync.checks import adopt, check_kind, verify_engine
 from syncline.sync.follow import Follower
 from syncline.sync.followed import number_of
 from syncline.sync.history import History
 from syncline.sync.layout import AUTO, CHOICES, foreign_layout
+from syncline.sync.live import Taker
 from syncline.sync.phases import Phases
 from syncline.sync.pull import Pull
 from syncline.sync.reports import AppliedVersion
@@ -25,7 +27,9 @@ class Receiver:
     """Keeps one engine on the versions of one store.
 
     Args:
-        store: where a `Publisher` writes, or another project's publisher.
+        store: where a `Publisher` writes, or another project's publisher; or an `Inlet`
+            (`syncline.channels`), the engine's end of a publisher's live path. What comes is the same
+            version, so that an engine may change from one to the other between two calls of `sync`.
         engine: what serves the weights; see `syncline.abc.Engine`.
         verify: `changed` proves each changed tensor's fingerprint from the bits that stood in the engine
             and the bits that replace them, before the first one is written, and reads the changed
@@ -49,7 +53,7 @@ class Receiver:
 
     def __init__(
         self,
-        store: Store,
+        store: Store | Inlet,
         engine: Engine,
         *,
         verify: Verify = "changed",
@@ -61,9 +65,11 @@ class Receiver:
             raise ConfigError(f"layout: expected one of {', '.join(CHOICES)}, found {layout!r}")
         if verify not in ("changed", "full"):
             raise ConfigError(f"verify: expected 'changed' or 'full', found {verify!r}")
-        check_kind("store", store, Store)
         check_kind("engine", engine, Engine)
-        self._store = store
+        self._inlet = store if isinstance(store, Inlet) else None
+        if not isinstance(store, Inlet):
+            check_kind("store", store, Store)
+            self._store = store
         self._engine = engine
         self._verify = verify
         self._observe = observe if observe is not None else ignore
@@ -73,6 +79,9 @@ class Receiver:
 
     def sync(self, version: int | str | None = None, *, repair: bool = False) -> AppliedVersion:
         """Bring the engine to `version`, by default the current one; do nothing if it is there.
+
+        On a live path: wait for the next version that the publisher sends, up to the inlet's `timeout_s`, and
+        return when it is committed on this engine; all engines commit, or none.
 
         Args:
             version: number of the version; in a foreign layout its identity.
@@ -88,9 +97,13 @@ class Receiver:
                 engine's bits are not those of the version it holds; says what and where.
             LayoutError: the engine's names, dtypes or shapes are not the run's.
             TornUpdateError: an update failed and could not be undone.
+            TransportTimeoutError, PeerLostError: (live) no version came in time, or the trainer died.
+            CommitError: (live) another engine could not take the version; says which, and why.
         After any of them but the last the engine holds the last version it committed, which may be
         one on the way.
         """
+        if self._inlet is not None:
+            return self._taken(self._inlet, version, repair=repair)
         follower = self._foreign()
         if follower is not None:
             return follower.sync(version, repair=repair)
@@ -121,6 +134,31 @@ class Receiver:
             changed=pull.changed,
             payload_bytes=pull.done_bytes,
             seconds=phases.seconds(),
+        )
+
+    def _taken(self, inlet: Inlet, version: int | str | None, *, repair: bool) -> AppliedVersion:
+        if version is not None:
+            raise ConfigError(
+                f"version: a live path brings what the publisher sends, found {version!r}; take an older "
+                "version from the store"
+            )
+        phases = Phases(self._trace)
+        taker = Taker(inlet, self._engine, phases, self._observe, self._verify)
+        at = taker.take(repair=repair)
+        kind, seconds = taker.kind, phases.seconds()
+        model_bytes = at.manifest.model_bytes
+        return AppliedVersion(
+            run_id=at.manifest.run_id,
+            version=at.version,
+            manifest_sha256=at.sha256,
+            fingerprint=at.manifest.fingerprint.hex(),
+            applied=() if kind is None else (at.version,),
+            changed=taker.changed,
+            payload_bytes=taker.wire_bytes,
+            seconds=seconds,
+            moved=None
+            if kind is None
+            else Moved.of("live", kind, 1, taker.wire_bytes, model_bytes, seconds),
         )
 
     def _foreign(self) -> Follower | None:

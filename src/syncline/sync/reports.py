@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from syncline.errors import PeerLostError
+from syncline.sync.accounting import Moved
 from syncline.version import Kind
 
 
@@ -25,6 +27,39 @@ class Notice:
 
 
 @dataclass(frozen=True)
+class Delivery:
+    """What became of a version on a live path.
+
+    Attributes:
+        transport: `shared-memory`, `collective` or `memory`.
+        version: number of the version.
+        committed: engines that hold it now, by name.
+        missed: engines that do not, by name, and why.
+        moved: bytes and seconds.
+    """
+
+    transport: str
+    version: int
+    committed: tuple[str, ...]
+    missed: Mapping[str, str]
+    moved: Moved
+
+    def require(self) -> None:
+        """Check that no engine missed the version.
+
+        Raises:
+            PeerLostError: one did; names all of them, and says why.
+        """
+        if self.missed:
+            who = "; ".join(f"engine {name!r}: {why}" for name, why in self.missed.items())
+            raise PeerLostError(
+                f"version {self.version} is in the store and on {len(self.committed)} engines, but not on "
+                f"{who}; restart them, they take it with the next version or from the store",
+                version=self.version,
+            )
+
+
+@dataclass(frozen=True)
 class PublishReport:
     """One published version.
 
@@ -36,6 +71,7 @@ class PublishReport:
         payload_bytes: bytes of the parts; `full_bytes`: of the weights written out raw.
         anchor: number of the full version that was published right after, with the same weights.
         notices: what became of telling each deployment in `notify`.
+        delivery: what became of the version on the publisher's live path; None without one.
         seconds: by phase (`diff`, `encode`, `put`, `commit`, ...), and `total`.
     """
 
@@ -49,6 +85,7 @@ class PublishReport:
     full_bytes: int
     anchor: int | None = None
     notices: tuple[Notice, ...] = ()
+    delivery: Delivery | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -76,6 +113,7 @@ class AppliedVersion:
             its files from others under that name.
         identity: what the publisher of a foreign layout calls the version; None in a run of our own.
         missing: guarantees that the layout, or the directory, did not give; short sentences.
+        moved: bytes and seconds of a version that came over a live path; None from a store.
     """
 
     run_id: str
@@ -89,6 +127,7 @@ class AppliedVersion:
     layout: str = "syncline"
     identity: str | None = None
     missing: tuple[str, ...] = ()
+    moved: Moved | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values."""

@@ -10,6 +10,7 @@ from syncline.format import manifest as manifest_format
 from syncline.format import names
 from syncline.format.digest import Tally
 from syncline.sync.fetch import check_objects, object_names
+from syncline.sync.kept import Kept
 from syncline.sync.phases import Phases
 from syncline.types import ZERO, Fingerprint, Step
 from syncline.version import HeldVersion, Manifest, PartEntry, TensorEntry
@@ -29,6 +30,7 @@ class VersionWriter:
     Args:
         check_owner: raises if another publisher has taken the store over; called before every put, and
             again when its last byte has been written.
+        kept: keeps a copy of every part, too.
     """
 
     def __init__(
@@ -38,15 +40,19 @@ class VersionWriter:
         phases: Phases,
         observe: Observe,
         check_owner: Callable[[], None],
+        kept: Kept | None = None,
     ) -> None:
         self._store = store
         self._version = version
         self._phases = phases
         self._observe = observe
         self._check_owner = check_owner
+        self._kept = kept
 
     def put(self, path: str, chunks: Iterable[Buffer], step: str) -> PartEntry:
         """Put one object, digest it on the way, and return its entry."""
+        if self._kept is not None and names.is_part(path):
+            chunks = self._kept.copying(path, chunks)
         tally = Tally(self._owned(chunks))
         with self._phases("put"):
             self._check_owner()

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import syncline
+from syncline import kernels
 from syncline.cli import group, main
 
 CONFIG = {
@@ -77,6 +80,58 @@ def test_a_tensor_has_a_record(config: str) -> None:
     assert [place["rank"] for place in found["targets"]] == [2]
     lines = CliRunner().invoke(group, ["plan", "--model", config, *SIZES, "--records"]).output
     assert found in [json.loads(line) for line in lines.splitlines()]
+
+
+def test_a_record_says_where_and_as_what_its_tensor_lies(config: str) -> None:
+    name = "model.layers.3.mlp.experts.5.up_proj.weight"
+    result = CliRunner().invoke(group, ["plan", "--model", config, *SIZES, "--tensor", name])
+    found = json.loads(result.output)
+    (held,), (wanted,) = found["sources"], found["targets"]
+    assert {key: held[key] for key in ("pp", "tp", "ep", "etp")} == {
+        "pp": 1,
+        "tp": 0,
+        "ep": 2,
+        "etp": 0,
+    }
+    assert held["experts"] == wanted["experts"] == [5]
+    assert (held["dtype"], held["replicas"], held["cuts"]) == ("BF16", [6], [])
+    assert found["engines"] == 3
+    assert found["version"] is found["fingerprint"] is None
+    latent = "model.layers.3.self_attn.o_proj.weight"
+    result = CliRunner().invoke(group, ["plan", "--model", config, *SIZES, "--tensor", latent])
+    halves = [place["cuts"] for place in json.loads(result.output)["sources"]]
+    assert [{"axis": 1, "start": 16, "count": 16, "of": 32}] in halves
+
+
+def test_a_record_takes_version_and_fingerprint_from_a_store(config: str, tmp_path: Path) -> None:
+    name = "model.norm.weight"
+    published = syncline.Publisher(syncline.FilesystemStore(tmp_path / "run"))
+    published.publish({name: np.ones(32, np.float32)})
+    given = ["--tensor", name, "--store", str(tmp_path / "run")]
+    found = json.loads(CliRunner().invoke(group, ["plan", "--model", config, *given]).output)
+    marks = kernels.fingerprint(np.ones(32, np.float32).view(np.uint32), 0, kernels.seeds(name))
+    assert (found["version"], found["fingerprint"]) == (1, marks.hex())
+
+
+def test_names_are_those_of_the_engine(config: str) -> None:
+    name = "model.layers.3.mlp.experts.5.up_proj.weight"
+    for engine, local in (("vllm", "experts.routed_experts.w13_weight"), ("sglang", "w13_weight")):
+        arguments = ["--names", engine, "--tensor", name]
+        result = CliRunner().invoke(group, ["plan", "--model", config, *SIZES, *arguments])
+        (place,) = json.loads(result.output)["targets"]
+        assert place["local"].endswith(local)
+        assert ("routed" in place["local"]) == (engine == "vllm")
+
+
+def test_what_is_not_planned_is_warned_of(config: str) -> None:
+    path = Path(config)
+    path.write_text(json.dumps({**CONFIG, "quantization_config": {"quant_method": "fp8"}}))
+    result = CliRunner().invoke(group, ["plan", "--model", config, *SIZES])
+    assert "warning: the engine's quantised tensors are not planned" in result.output
+    as_json = CliRunner().invoke(group, ["plan", "--model", config, *SIZES, "--json"])
+    found = json.loads(as_json.output)
+    assert len(found["warnings"]) == 2
+    assert found["tightest"]["bytes"] == max(found["peak_bytes"].values())
 
 
 @pytest.mark.parametrize(

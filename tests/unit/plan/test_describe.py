@@ -31,14 +31,18 @@ def test_a_record_names_every_place() -> None:
     assert [place["rank"] for place in found["sources"]] == [0, 2, 1, 3]
     assert found["sources"][2] == {
         "rank": 1,
+        "replicas": [1, 3],
         "box": "[8:16, 0:32]",
+        "cuts": [{"axis": 0, "start": 8, "count": 8, "of": 16}],
+        "experts": None,
+        "dtype": "BF16",
+        "transforms": [],
         "local": "0/decoder.layers.1.self_attention.linear_qkv.weight",
         "local_shape": [32, 32],
         "offset": 512,
         "strides": [32, 1],
         "copies": 2,
         "is_alias": False,
-        "add": 0,
     }
     assert found["targets"][0]["local"] == "model.layers.1.self_attn.qkv_proj.weight"
     every = list(records(source, target))
@@ -46,6 +50,24 @@ def test_a_record_names_every_place() -> None:
     assert found in every
     with pytest.raises(PlanError, match="in neither layout"):
         record("model.nothing", source, target)
+
+
+def test_a_record_says_what_is_done_to_a_tensor() -> None:
+    """gpt-oss stacks its experts inputs first, gate and up column by column."""
+    config = {**CONFIG, "model_type": "gpt_oss", "num_local_experts": 4}
+    source, target = (
+        megatron_layout(config, MegatronMesh(2, ep=2)),
+        engine_layout(config, EngineMesh()),
+    )
+    found = record("model.layers.0.mlp.experts.gate_up_proj", source, target)
+    assert {tuple(place["transforms"]) for place in found["sources"]} == {
+        ("transposed", "interleaved")
+    }
+    assert sorted(place["experts"] for place in found["sources"] if place["rank"] == 1) == [
+        *([2], [2], [3], [3])
+    ]
+    down = record("model.layers.0.mlp.experts.down_proj", source, target)["sources"]
+    assert {tuple(place["transforms"]) for place in down} == {("transposed",)}
 
 
 def test_a_summary_adds_up() -> None:

@@ -1,0 +1,108 @@
+"""Where the time of moving a version went, in the same words for every transport."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from types import MappingProxyType
+from typing import Any
+
+from syncline.version import Kind
+
+PHASES = (
+    "convert",
+    "gather",
+    "d2h",
+    "encode",
+    "wire",
+    "h2d",
+    "decode",
+    "apply",
+    "reload",
+    "flush",
+)
+"""What every transport tells apart, in the order in which bytes pass through them."""
+
+_OF: Mapping[str, str] = MappingProxyType(
+    {
+        "convert": "convert",
+        "map": "convert",
+        "gather": "gather",
+        "read": "gather",
+        "d2h": "d2h",
+        "h2d": "h2d",
+        "diff": "encode",
+        "encode": "encode",
+        "spool": "encode",
+        "put": "wire",
+        "fetch": "wire",
+        "wire": "wire",
+        "decode": "decode",
+        "verify": "decode",
+        "apply": "apply",
+        "reload": "reload",
+        "flush": "flush",
+    }
+)
+"""Which of them a name that `sync.Phases` charges counts as; `wait` and names not listed are nobody's work."""
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What moving one version took, on one side.
+
+    Attributes:
+        transport: `store`, `shared-memory`, `collective`, ...
+        kind: `full` or `delta`: what travelled, whatever kind the version itself is of.
+        replicas: engines that it went to; 1 on an engine's own side.
+        wire_bytes: bytes that went over the transport to all of them: a broadcast counts once for each.
+        model_bytes: of the weights when written out raw.
+        seconds: for each of `PHASES`, over all threads; 0.0 where there was nothing to do.
+        total_s: from beginning to end.
+
+    Example:
+        >>> moved = Moved.of("store", "delta", 1, 10, 1000, {"fetch": 2.0, "decode": 1.0, "total": 2.5})
+        >>> moved.seconds["wire"], moved.overlap_s, moved.share
+        (2.0, 0.5, 0.01)
+    """
+
+    transport: str
+    kind: Kind
+    replicas: int
+    wire_bytes: int
+    model_bytes: int
+    seconds: Mapping[str, float]
+    total_s: float
+
+    @classmethod
+    def of(
+        cls,
+        transport: str,
+        kind: Kind,
+        replicas: int,
+        wire_bytes: int,
+        model_bytes: int,
+        seconds: Mapping[str, float],
+    ) -> Moved:
+        """Sum up the seconds of `Phases.seconds()`, `total` among them."""
+        found = dict.fromkeys(PHASES, 0.0)
+        for name, spent_s in seconds.items():
+            if name in _OF:
+                found[_OF[name]] += spent_s
+        total_s = seconds.get("total", sum(found.values()))
+        return cls(transport, kind, replicas, wire_bytes, model_bytes, found, total_s)
+
+    @property
+    def overlap_s(self) -> float:
+        """Seconds of work that went on beside other work."""
+        return max(0.0, sum(self.seconds.values()) - self.total_s)
+
+    @property
+    def share(self) -> float:
+        """Bytes on the wire for each byte of the model and replica."""
+        whole_bytes = self.model_bytes * self.replicas
+        return self.wire_bytes / whole_bytes if whole_bytes else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, `overlap_s` and `share` included."""
+        return {**asdict(self), "overlap_s": self.overlap_s, "share": self.share}

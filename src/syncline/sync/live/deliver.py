@@ -1,0 +1,376 @@
+"""The trainer's side of a live path: offer a version, move its buckets, and let all engines commit or none."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from syncline.abc import Channel, Observe, Outlet
+from syncline.errors import ConfigError, SynclineError, TransportError
+from syncline.format import bucket, digest
+from syncline.format import cargo as cargo_format
+from syncline.format.bucket import Cargo
+from syncline.format.part import payload_meta
+from syncline.sync.accounting import Moved
+from syncline.sync.live import messages
+from syncline.sync.phases import Phases
+from syncline.sync.reports import Delivery
+from syncline.types import Bits, DeviceBits, Step
+from syncline.version import HeldVersion, Kind
+
+STEPS = (
+    "deliver.offered",
+    "deliver.answered",
+    "deliver.opened",
+    "deliver.bucket_sent",
+    "deliver.sent",
+    "deliver.voted",
+    "deliver.decided",
+    "deliver.done",
+)
+
+_STORE_PHASES = ("put", "fetch")
+_KINDS: tuple[Kind, ...] = ("delta", "full")
+_REASONS: Mapping[str, str] = {
+    "shared-memory": "nothing is saved: all weights cross at the speed of memory, and finding what changed "
+    "reads all of them, too; leave live_kind out, or use another transport"
+}
+
+
+@dataclass(frozen=True)
+class Goods:
+    """One version as it is offered.
+
+    Attributes:
+        held: manifest and identity.
+        raw: the manifest's bytes, and those of its table if that is a file of its own.
+        bits: returns a tensor's weights at this version.
+        payloads: returns the payloads of a delta by name; None if the version is no delta.
+        files: the checkpoint's further files, for engines that are empty.
+    """
+
+    held: HeldVersion
+    raw: tuple[bytes, bytes | None]
+    bits: Callable[[str], Bits | DeviceBits]
+    payloads: Callable[[], Mapping[str, memoryview]] | None
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+
+class Courier:
+    """Delivers versions over one live path.
+
+    Args:
+        kind: `auto`: a delta to who holds its base, else full; or only one of them.
+        bucket_bytes: longest bucket; None: what suits the transport.
+        timeout_s: the longest that the trainer waits for an engine to answer, to release a bucket, or to
+            decode and commit what came.
+
+    Raises:
+        ConfigError: the transport does not carry this kind; says why.
+    """
+
+    def __init__(
+        self,
+        outlet: Outlet,
+        *,
+        kind: str,
+        bucket_bytes: int | None,
+        timeout_s: float,
+        observe: Observe,
+    ) -> None:
+        if kind != "auto" and kind not in outlet.kinds:
+            reason = _REASONS.get(outlet.name, "the transport does not carry it")
+            raise ConfigError(f"live_kind: {kind!r} over {outlet.name}: {reason}")
+        self._outlet = outlet
+        self._kinds = [name for name in _KINDS if name in outlet.kinds and kind in ("auto", name)]
+        self._bucket_bytes = outlet.bucket_bytes if bucket_bytes is None else bucket_bytes
+        self._timeout_s = timeout_s
+        self._observe = observe
+        self._generation = 0
+
+    @property
+    def takes_deltas(self) -> bool:
+        """Whether payloads may travel, so that they should be kept."""
+        return "delta" in self._kinds
+
+    def deliver(self, goods: Goods, phases: Phases) -> Delivery:
+        """Bring every engine that joined to the version, or none; say who does not hold it.
+
+        Whoever is gone or silent is left out and named, and the others are served again without it. An
+        engine that refuses what it got keeps all from committing. Nothing here raises for the sake of an
+        engine.
+
+        Ends within a few `timeout_s` for each engine that is lost on the way.
+        """
+        lost: dict[str, str] = {}
+        committed: list[str] = []
+        members = list(self._outlet.members())
+        while True:
+            attempt = _Attempt(self._outlet, self._generation, self._timeout_s, self._observe)
+            self._generation += 1
+            is_over = attempt.run(goods, members, self._kinds, self._bucket_bytes, phases)
+            lost |= attempt.lost
+            committed += attempt.committed
+            members = [name for name in members if name not in lost and name not in committed]
+            if is_over or not members:
+                break
+        moved = Moved.of(
+            self._outlet.name,
+            "delta" if attempt.kinds == {"delta"} else "full",
+            max(1, len(attempt.served)),
+            attempt.wire_bytes,
+            goods.held.manifest.model_bytes,
+            {name: spent for name, spent in phases.seconds().items() if name not in _STORE_PHASES},
+        )
+        return Delivery(
+            transport=self._outlet.name,
+            version=goods.held.version,
+            committed=tuple(committed),
+            missed={**lost, **attempt.refused},
+            moved=moved,
+        )
+
+
+class _Attempt:
+    """One attempt to deliver; its generation tells its messages from those of others."""
+
+    def __init__(self, outlet: Outlet, generation: int, timeout_s: float, observe: Observe) -> None:
+        self._outlet = outlet
+        self._generation = generation
+        self._timeout_s = timeout_s
+        self._observe = observe
+        self._channels: dict[str, Channel] = {}
+        self.lost: dict[str, str] = {}
+        self.refused: dict[str, str] = {}
+        self.committed: list[str] = []
+        self.served: list[str] = []
+        self.kinds: set[Kind] = set()
+        self.wire_bytes = 0
+
+    def run(
+        self,
+        goods: Goods,
+        members: Sequence[str],
+        kinds: Sequence[Kind],
+        bucket_bytes: int,
+        phases: Phases,
+    ) -> bool:
+        """Make the attempt; return whether it is over, or is to be made again without the lost."""
+        here = self._outlet.members()
+        self._channels = {name: here[name] for name in members if name in here}
+        self.lost |= {name: "it left" for name in members if name not in here}
+        with phases("wire"):
+            wants = self._offer(goods, kinds)
+        groups = {kind: [name for name in wants if wants[name][0] == kind] for kind in _KINDS}
+        self.committed = [name for name in wants if wants[name][0] == "nothing"]
+        asked = [name for group in groups.values() for name in group]
+        if self.refused:
+            self._refuse(asked)
+            return True
+        try:
+            for kind, names in groups.items():
+                if names:
+                    needs_files = any(wants[name][1] for name in names)
+                    self._round(goods, kind, names, bucket_bytes, needs_files, phases)
+        except TransportError as error:
+            self._call_off(asked, str(error))
+            return bool(self.refused)
+        except BaseException as error:
+            self._verdict(asked, f"the trainer failed: {error}")
+            raise
+        with phases("wire"):
+            self._conclude(asked)
+        return True
+
+    def _offer(self, goods: Goods, kinds: Sequence[Kind]) -> dict[str, tuple[str, bool]]:
+        """Return by engine what it needs, and whether it needs the files, too."""
+        manifest, table = goods.raw
+        allowed = [kind for kind in kinds if kind == "full" or goods.payloads is not None]
+        fields = {
+            "sha256": goods.held.sha256,
+            "has_table": table is not None,
+            "allowed": allowed,
+        }
+        blobs = [manifest] if table is None else [manifest, table]
+        for name in list(self._channels):
+            with self._blaming(name):
+                messages.send(self._channels[name], messages.OFFER, self._generation, fields, blobs)
+        self._observe(Step("deliver.offered"))
+        wants = {}
+        for name, answer in self._hear((messages.ANSWER, messages.VOTE)):
+            if answer.kind == messages.VOTE:
+                self.refused[name] = answer.fields.text("error")
+                continue
+            words = ("nothing", *allowed)
+            wants[name] = (
+                answer.fields.word("wants", *words),
+                answer.fields["needs_files"] is True,
+            )
+        self._observe(Step("deliver.answered"))
+        return wants
+
+    def _round(
+        self,
+        goods: Goods,
+        kind: Kind,
+        names: Sequence[str],
+        bucket_bytes: int,
+        needs_files: bool,
+        phases: Phases,
+    ) -> None:
+        cargo, bits = _loaded(goods, kind, bucket_bytes, self._generation)
+        files = goods.files if needs_files else {}
+        fields = {
+            "kind": kind,
+            "files": [
+                {"path": path, "size_bytes": len(raw), "sha256": digest.sha256(raw)}
+                for path, raw in sorted(files.items())
+            ],
+        }
+        blobs = [cargo_format.dump(cargo), *(files[path] for path in sorted(files))]
+        names = [name for name in names if name in self._channels]
+        with phases("wire"):
+            for name in names:
+                messages.send(self._channels[name], messages.LOAD, self._generation, fields, blobs)
+            sizes = [each.nbytes for each in cargo.buckets if each.nbytes]
+            if not sizes:
+                return
+            with self._outlet.round(names, sizes, self._timeout_s) as give:
+                self._observe(Step("deliver.opened"))
+                done_bytes = 0
+                for pieces in _pieces(cargo, bits):
+                    give(pieces)
+                    done_bytes += sum(int(piece.nbytes) for _, piece in pieces)
+                    self._observe(Step("deliver.bucket_sent", done_bytes, cargo.nbytes))
+            self._observe(Step("deliver.sent"))
+        self.kinds.add(kind)
+        self.served += names
+        self.wire_bytes += cargo.nbytes * len(names)
+
+    def _conclude(self, asked: Collection[str]) -> None:
+        """Collect the votes, say what they come to, and hear who has committed."""
+        for name, vote in self._hear((messages.VOTE,), asked):
+            if vote.fields["error"] is not None:
+                self.refused[name] = vote.fields.text("error")
+        self._observe(Step("deliver.voted"))
+        voters = [name for name in asked if name in self._channels and name not in self.refused]
+        if self.refused:
+            self._refuse(voters)
+            return
+        self._verdict(voters, None)
+        self._observe(Step("deliver.decided"))
+        for name, done in self._hear((messages.DONE,), voters):
+            if done.fields["error"] is None:
+                self.committed.append(name)
+            else:
+                self.refused[name] = done.fields.text("error")
+        self._observe(Step("deliver.done"))
+
+    def _refuse(self, names: Collection[str]) -> None:
+        """Let nobody commit, since an engine cannot."""
+        who = ", ".join(f"engine {name!r}: {why}" for name, why in self.refused.items())
+        error = f"not every engine could take the version: {who}"
+        self._verdict(names, error)
+        self.refused |= dict.fromkeys(names, f"called off: {error}")
+
+    def _call_off(self, asked: Collection[str], error: str) -> None:
+        """End a round that broke: tell all, and find out from their votes who is gone or stuck."""
+        here = self._outlet.members()
+        for name in [name for name in self._channels if name not in here]:
+            self._lose(name, "it died or left")
+        broken = []
+        for name, vote in self._hear((messages.VOTE,), asked):
+            if vote.fields["is_own"] is True:
+                self.refused[name] = vote.fields.text("error")
+            else:
+                broken.append(name)
+        if self.refused:
+            self._refuse(broken)
+        else:
+            self._verdict(broken, error, is_again=True)
+            if not self.lost:
+                self.refused = dict.fromkeys(broken, error)
+
+    def _verdict(
+        self, names: Collection[str], error: str | None, *, is_again: bool = False
+    ) -> None:
+        fields = {"error": error, "again": is_again}
+        for name in names:
+            if name in self._channels:
+                with self._blaming(name):
+                    messages.send(self._channels[name], messages.VERDICT, self._generation, fields)
+
+    def _hear(
+        self, kinds: Sequence[str], names: Collection[str] | None = None
+    ) -> Iterator[tuple[str, messages.Message]]:
+        """Yield the message of every engine, or lose the engine."""
+        deadline_s = time.monotonic() + self._timeout_s
+        for name in list(self._channels):
+            if names is not None and name not in names:
+                continue
+            found = None
+            with self._blaming(name):
+                left_s = max(0.0, deadline_s - time.monotonic())
+                found = messages.receive(self._channels[name], kinds, self._generation, left_s)
+            if found is not None:
+                yield name, found
+
+    @contextmanager
+    def _blaming(self, name: str) -> Iterator[None]:
+        """Turn an error of talking to one engine into that engine's being lost."""
+        try:
+            yield
+        except SynclineError as error:
+            self._lose(name, str(error))
+
+    def _lose(self, name: str, why: str) -> None:
+        self.lost[name] = why
+        with suppress(SynclineError):
+            self._channels.pop(name).close()
+
+
+def _loaded(
+    goods: Goods, kind: Kind, bucket_bytes: int, generation: int
+) -> tuple[Cargo, Callable[[str], Bits | DeviceBits]]:
+    """Return what is in the buckets, and where the bytes of each tensor or payload are."""
+    manifest = goods.held.manifest
+    bits = goods.bits
+    metas = [entry.meta for entry in manifest.tensors]
+    if kind == "delta" and goods.payloads is not None:
+        payloads = goods.payloads()
+        metas = [payload_meta(name, payloads[name].nbytes) for name in sorted(payloads)]
+        bits = partial(_payload, payloads)
+    cargo = Cargo(
+        run_id=manifest.run_id,
+        version=manifest.version,
+        manifest_sha256=goods.held.sha256,
+        generation=generation,
+        kind=kind,
+        bucket_bytes=bucket_bytes,
+        buckets=bucket.pack(metas, bucket_bytes),
+    )
+    return cargo, bits
+
+
+def _payload(payloads: Mapping[str, memoryview], name: str) -> Bits:
+    return np.frombuffer(payloads[name], np.uint8)
+
+
+def _pieces(
+    cargo: Cargo, bits: Callable[[str], Bits | DeviceBits]
+) -> Iterator[list[tuple[int, Bits | DeviceBits]]]:
+    """Yield what goes into each bucket that has any bytes."""
+    for each in cargo.buckets:
+        pieces = []
+        for piece in each.pieces:
+            whole = bits(piece.meta.name)
+            start = piece.start // piece.meta.unit_bytes
+            count = piece.nbytes // piece.meta.unit_bytes
+            pieces.append((piece.offset, whole[start : start + count]))
+        if each.nbytes:
+            yield pieces
