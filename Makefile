@@ -11,7 +11,7 @@ SGLANG := .venvs/sglang
 PEERS := .venvs/peers
 NATIVE := CMakeLists.txt $(shell find native -name '*.cc' -o -name '*.h')
 
-.PHONY: setup cross-env oracles vllm-env vllm-smoke test-vllm sglang-env peers-env shards demo test test-long test-gpu lint type test-native bench golden clean
+.PHONY: setup cross-env oracles vllm-env vllm-smoke test-vllm sglang-env sglang-smoke test-sglang peers-env shards demo test test-long test-gpu lint type test-native bench golden clean
 
 setup: $(VENV)/.installed
 
@@ -46,6 +46,13 @@ peers-env: $(PEERS)/.made-from
 $(PEERS)/.made-from: $(VENV)/.installed scripts/peers_env.sh tests/peers/packages.txt
 	scripts/peers_env.sh $(BIN)/python $(PEERS)
 
+# The real server, one start of it and minutes; `test-sglang` starts one for each model and number of ranks.
+sglang-smoke: sglang-env
+	$(SGLANG)/bin/python -m pytest tests/sglang/test_environment.py tests/sglang/test_buckets.py tests/sglang/test_real_server.py
+
+test-sglang: sglang-env
+	$(SGLANG)/bin/python -m pytest -m "not gpu" tests/sglang
+
 demo: setup
 	$(BIN)/syncline demo
 
@@ -61,7 +68,7 @@ test-native: setup
 	scripts/test_native_sanitized.sh
 	scripts/test_native_fuzz.sh
 
-test: lint type test-native cross-env peers-env vllm-smoke
+test: lint type test-native cross-env peers-env vllm-smoke sglang-smoke
 	$(BIN)/pytest
 
 # Real vLLM on this CPU; engines are shared between tests, and its own warnings are not ours.

@@ -16,12 +16,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 import torch
+from safetensors.numpy import load_file as load_arrays
+from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file
 
-from syncline.sglang import worker
+import slime_oracle
+from syncline.sglang import plugin, worker
 
 PROTOCOL = Path(__file__).parent / "sglang" / "protocol"
 VERSIONS = ("0.5.9", "0.5.20", "0.5.21", "0.5.22", "0.5.23")
@@ -131,15 +135,21 @@ class FakeSglang:
         staging: Path | None = None,
         loaders: tuple[str, ...] = (),
         label: str = "default",
+        hooked: bool = False,
+        pulls: bool = False,
         about: dict[str, Any] | None = None,
     ) -> None:
         self.rules = json.loads((PROTOCOL / f"{version}.json").read_text())
+        if pulls:
+            self.rules["routes"].append("/pull_weights")
         self.ranks = ranks
         self.staging = staging
         self.loaders = loaders
         self.model_path = str(model)
         self.labels = {"scheduler": label, "tokenizer": label}
         self.about = about or {}
+        self.pulled = 1
+        self.hooked = hooked
         self.faults: dict[str, tuple[str, str]] = {}
         self.calls: list[str] = []
         self.running: list[str] = []
@@ -262,6 +272,7 @@ class FakeSglang:
             "/update_weights_from_tensor": self._from_tensor,
             "/update_weight_version": self._version,
             "/weights_checker": self._checker,
+            "/pull_weights": self._pull,
         }
         if path in ("/begin_weight_update", "/end_weight_update") and body is None:
             raise _RefusedError("Field required")
@@ -328,7 +339,20 @@ class FakeSglang:
         path = Path(body["model_path"])
         if body.get("load_format") not in (None, "auto"):
             raise _DiedError
-        if not path.is_dir():
+        if self.hooked:
+            answers = [
+                plugin.around(
+                    lambda *_: (True, "not ours"),
+                    SimpleNamespace(get_model=lambda m=model: m, tp_rank=rank),
+                    str(path),
+                )
+                for rank, model in enumerate(self.models)
+            ]
+            if any(not done for done, _ in answers):
+                raise _RefusedError(answers[0][1])
+            if path == self.staging:
+                return self._updated(body)
+        if not path.is_dir() or not [*path.glob("*.safetensors")]:
             raise _RefusedError(f"Failed to get weights iterator: {path}")
         self.model_path = str(path)
         tensors: dict[str, torch.Tensor] = {}
@@ -358,6 +382,19 @@ class FakeSglang:
         """Call the loader as one rank does; a test may break it."""
         assert self.staging is not None
         worker.obey(model, self.staging, rank)
+
+    def _pull(self, body: dict[str, Any]) -> Any:
+        """Patch the local checkpoint with a reader of the layout that was written from its description."""
+        file = Path(body["local_checkpoint_dir"]) / "model.safetensors"
+        if body["target_version"] < self.pulled:
+            raise _RefusedError("out of order")
+        weights = load_arrays(file)
+        for version in range(self.pulled + 1, body["target_version"] + 1):
+            delta = Path(body["source_dir"]) / f"weight_v{version:06d}"
+            weights = slime_oracle.apply_delta(delta, weights)
+        save_arrays(weights, file, metadata={"format": "pt"})
+        self.pulled = body["target_version"]
+        return {"success": True}
 
     def _updated(self, body: dict[str, Any]) -> Any:
         if body.get("weight_version") is not None:

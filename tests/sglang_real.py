@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 START_S = 300.0
-_SOURCE = Path(__file__).resolve().parents[1] / "src"
+SOURCE = Path(__file__).resolve().parents[1] / "src"
 
 
 class SglangServer:
@@ -45,7 +45,7 @@ class SglangServer:
             "SGLANG_USE_CPU_ENGINE": "1",
             "OMP_NUM_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
-            "PYTHONPATH": str(_SOURCE),
+            "PYTHONPATH": str(SOURCE),
         }
         if tp > 1:
             own["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(str(rank) for rank in range(tp))

@@ -120,7 +120,7 @@ def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def write(directory: Path, config: dict[str, Any], seed: int) -> Path:
-    """Write a BF16 checkpoint with random weights."""
+    """Write a checkpoint with random weights, BF16 but for the experts' bias."""
     directory.mkdir(parents=True)
     rng = np.random.default_rng(seed)
     tensors = {}
@@ -129,7 +129,9 @@ def write(directory: Path, config: dict[str, Any], seed: int) -> Path:
             values = rng.uniform(0.8, 1.2, shape)
         else:
             values = rng.normal(0.0, 0.3, shape) if "bias" in name else rng.normal(0.0, 0.15, shape)
-        tensors[name] = values.astype(np.float32).astype(ml_dtypes.bfloat16)
+        single = values.astype(np.float32)
+        is_single = name.endswith("e_score_correction_bias")  # as in the checkpoints of the family
+        tensors[name] = single if is_single else single.astype(ml_dtypes.bfloat16)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     (directory / "config.json").write_text(json.dumps(config, indent=1))
     return directory

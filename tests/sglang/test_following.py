@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import sglang_tiny as tiny
 import syncline
-from sglang_fake import VERSIONS, FakeSglang, FusedModel
+from sglang_fake import VERSIONS, FakeSglang
+from sglang_scenes import Scene, build
 from syncline.engines import CheckpointDir
 from syncline.errors import (
     CommitError,
@@ -27,84 +25,9 @@ from syncline.errors import (
     TornUpdateError,
     TransportUnavailableError,
 )
-from syncline.sglang.change import LOADER
 from syncline.sglang.commit import CommitOptions
 from syncline.sglang.control import SglangHttp
 from syncline.sglang.server import SglangServer
-
-QUICK = CommitOptions(step_timeout_s=60.0, load_timeout_s=60.0)
-
-
-@dataclass
-class Scene:
-    """A trainer, a store, a server's checkpoint, and the double."""
-
-    root: Path
-    fake: FakeSglang
-    weights: dict[str, torch.Tensor]
-    publisher: syncline.Publisher
-    follower: SglangServer
-
-    def train(
-        self, rng: np.random.Generator, *, names: tuple[str, ...] = (), share: float = 0.01
-    ) -> int:
-        """Change some elements and publish; return the version."""
-        for name in names or tuple(self.weights):
-            flat = self.weights[name].view(torch.int16).view(-1).numpy()
-            count = max(1, int(share * flat.size))
-            at = rng.choice(flat.size, count, replace=False)
-            flat[at] ^= rng.integers(1, 1 << 7, count, dtype=np.int16)
-        return int(self.publisher.publish(self.weights).version)
-
-    def another(self, **given: Any) -> SglangServer:
-        """Return a follower as after a restart: with nothing but what is on disk."""
-        return SglangServer(
-            SglangHttp(self.fake.url),
-            syncline.open_store(str(self.root / "run")),
-            CheckpointDir(self.root / "model"),
-            self.root / "staging",
-            **{"options": QUICK, **given},
-        )
-
-    def check(self, version: int) -> None:
-        """Check that every rank holds the trainer's weights, and that all say so."""
-        config = tiny.QWEN3
-        for rank, held in enumerate(self.fake.weights()):
-            fresh = FusedModel(config, rank, self.fake.ranks)
-            fresh.load_weights(self.weights.items())
-            wanted = {**dict(fresh.named_parameters()), "derived": fresh.derived}
-            assert held.keys() == wanted.keys()
-            for name, tensor in wanted.items():
-                assert torch.equal(
-                    held[name].view(torch.uint8), tensor.detach().view(torch.uint8)
-                ), name
-        assert set(self.fake.labels.values()) == {str(version)}
-        assert not self.fake.is_paused
-        assert self.fake.session is None
-
-
-def build(root: Path, version: str, *, ranks: int = 1, loader: bool = True, **given: Any) -> Scene:
-    """Publish version 1, start the double from it, and make its follower."""
-    base = tiny.write(root / "base", tiny.QWEN3, seed=1)
-    weights = load_file(base / "model.safetensors")
-    store = syncline.open_store(str(root / "run"))
-    publisher = syncline.Publisher(store)
-    publisher.publish(weights)
-    checkpoint = CheckpointDir(root / "model")
-    syncline.Receiver(store, checkpoint).sync()
-    shutil.copy(base / "config.json", root / "model")
-    fake = FakeSglang(
-        version,
-        root / "model",
-        ranks=ranks,
-        staging=root / "staging",
-        loaders=(LOADER,) if loader else (),
-        **given,
-    )
-    follower = SglangServer(
-        SglangHttp(fake.url), store, checkpoint, root / "staging", options=QUICK
-    )
-    return Scene(root, fake, weights, publisher, follower)
 
 
 @pytest.fixture
@@ -446,3 +369,44 @@ def test_a_server_that_hangs_is_given_up_at_the_deadline(
     with pytest.raises(SynclineError):
         hasty.sync()
     assert scene.fake.label == "1"
+
+
+@pytest.mark.parametrize("version", ["0.5.20", "0.5.23"])
+def test_the_plugin_is_a_second_door_without_a_session(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    monkeypatch.setenv("SYNCLINE_SGLANG_STAGING", str(tmp_path / "staging"))
+    scene = build(tmp_path, version, ranks=2, loader=False, hooked=True)
+    with scene.fake:
+        follower = scene.another(route="plugin")
+        first = follower.sync()
+        assert first is not None and first.route == "from disk"
+        scene.train(rng)
+        scene.fake.calls.clear()
+        done = follower.sync()
+        assert done is not None and done.route == "in place"
+        scene.check(2)
+        assert "/begin_weight_update" not in scene.fake.calls
+        with torch.no_grad():  # something else wrote on the second rank
+            scene.fake.models[1].own["norm"].data[:] = 7.0
+        spoiled = scene.fake.checksum()
+        scene.train(rng)
+        with pytest.raises(CommitError, match="rank 1 of 2: VerifyError"):
+            follower.sync()
+        assert scene.fake.checksum() == spoiled
+        assert scene.fake.label == "2" and not scene.fake.is_paused
+
+
+def test_a_server_without_the_plugin_refuses_and_serves_on(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    scene = build(tmp_path, "0.5.23", loader=False)
+    with scene.fake:
+        follower = scene.another(route="plugin")
+        follower.sync()
+        before = scene.fake.checksum()
+        scene.train(rng)
+        with pytest.raises(EndpointError, match="400"):
+            follower.sync()
+        assert scene.fake.checksum() == before
+        assert scene.fake.label == "1" and not scene.fake.is_paused

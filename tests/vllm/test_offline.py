@@ -71,6 +71,7 @@ def test_vllms_own_lifecycle(offline):
 
 def test_an_unknown_vllm_is_refused_when_the_worker_starts(offline, model, monkeypatch):
     import vllm
+
     from syncline.errors import TransportUnavailableError
     from syncline.vllm.engine import SynclineWeightTransferEngine
 

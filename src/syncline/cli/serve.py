@@ -12,6 +12,7 @@ import click
 from syncline.abc import Engine
 from syncline.cli import output
 from syncline.cli.options import json_option
+from syncline.cli.servers import KINDS, PAUSES, Following, replica_of
 from syncline.engines import CheckpointDir
 from syncline.engines.checkpoint_dir import Mode
 from syncline.errors import ConfigError
@@ -19,9 +20,6 @@ from syncline.hotload import Token
 from syncline.serving import Replica
 from syncline.serving import serve as run_server
 from syncline.stores import open_store
-from syncline.vllm.commit import MODES, CommitOptions
-from syncline.vllm.control import HttpControl, PauseMode
-from syncline.vllm.server import VllmServer
 
 _OBJECT = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)")
 
@@ -54,14 +52,17 @@ _OBJECT = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)")
     help="With DIR: change the files, or build the next directory beside it and flip a link.",
 )
 @click.option("--adopt", is_flag=True, help="With DIR: take over a checkpoint of somebody else's.")
-@click.option("--engine", "kind", type=click.Choice(["vllm"]), help="Follow with a running server.")
+@click.option("--engine", "kind", type=click.Choice(KINDS), help="Follow with a running server.")
 @click.option("--url", metavar="URL", help="With --engine: where that server listens.")
 @click.option(
     "--pause",
-    type=click.Choice(MODES),
-    default="keep",
-    show_default=True,
-    help="With --engine: what becomes of running requests.",
+    type=click.Choice(PAUSES),
+    help="With --engine: what becomes of running requests; by default they go on with the new weights.",
+)
+@click.option(
+    "--staging",
+    metavar="DIR",
+    help="With --engine sglang: its SYNCLINE_SGLANG_STAGING; by default beside the checkpoint.",
 )
 @json_option
 def serve(
@@ -76,19 +77,23 @@ def serve(
     adopt: bool,
     kind: str | None,
     url: str | None,
-    pause: PauseMode,
+    pause: str | None,
+    staging: str | None,
     as_json: bool,
 ) -> None:
     """Keep DIR, a checkpoint directory, on the versions that clients of the hot-load API ask for.
 
     With --engine vllm --url http://...: keep a running vLLM server on them, and on whatever becomes current.
+    With DIR --engine sglang --url http://...: the same with a running SGLang server that was started from DIR.
 
     ENGINE is `module:name` of a `syncline.abc.Engine`, or of a function without arguments that makes one;
     the module is looked for in the current directory too.
     """
     token = None if token_env is None else Token.from_env(token_env)
     if kind is not None:
-        replica = _vllm(target, url, store, pause, poll_s)
+        if url is None:
+            raise click.UsageError("--engine needs --url")
+        replica = replica_of(kind, Following(store, url, target, staging, pause, poll_s))
         served = url
     elif target is None or url is not None:
         raise click.UsageError("give DIR or ENGINE, or --engine with --url")
@@ -104,23 +109,6 @@ def serve(
             output.show_line(f"serving {served} on {url}")
 
     run_server(replica, host=host, port=port, token=token, ready=ready)
-
-
-def _vllm(
-    target: str | None, url: str | None, store: str, pause: PauseMode, poll_s: float
-) -> Replica:
-    """Return a replica whose engine is a running vLLM; it always follows."""
-    if url is None or target is not None:
-        raise click.UsageError("--engine needs --url, and neither DIR nor ENGINE")
-    opened = open_store(store)
-    server = VllmServer(HttpControl(url), opened, _for_workers(store), CommitOptions(pause))
-    # The commit resets the caches itself, so that there is nothing left to do when a client asks for it.
-    return Replica(opened, server, follow_s=poll_s, reset_cache=lambda _: None)
-
-
-def _for_workers(store: str) -> str:
-    """Return a store as vLLM's workers see it, who may run in another directory."""
-    return store if "://" in store else str(Path(store).absolute())
 
 
 def _directory(path: str, mode: Mode, adopt: bool) -> CheckpointDir:

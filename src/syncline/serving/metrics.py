@@ -16,6 +16,8 @@ METRICS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "syncline_stage_seconds": ("gauge", "Staging of the last load, beside generation."),
         "syncline_pause_seconds": ("gauge", "Pause of generation in the last load."),
         "syncline_apply_seconds": ("gauge", "Of that pause, what the workers took to apply."),
+        "syncline_changed_tensors": ("gauge", "Tensors that the last load changed."),
+        "syncline_dense_tensors": ("gauge", "Of these, those that were loaded whole."),
     }
 )
 """Kind and meaning of every metric, by name; each has the label `replica`."""

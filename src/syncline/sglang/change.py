@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from math import prod
 from pathlib import Path
 from typing import Protocol
 
-from syncline.errors import CommitError, LayoutError, TornUpdateError
+from syncline.errors import CommitError, EndpointError, LayoutError, TornUpdateError
 from syncline.layouts.blocks import overlap
 from syncline.sglang import staged
 from syncline.sglang.control import SglangHttp
@@ -56,17 +56,25 @@ class InPlace:
         checkpoint: with every tensor as it is after the changes.
         journals: the changes, in the staging directory.
         ranks: how many there are.
+        hooked: the server's load from disk is hooked by `plugin`, and is what makes the ranks look; else its
+            custom weight loader is.
 
     Attributes:
         written: units that the ranks wrote in place; dense: tensors that were loaded whole, and why.
     """
 
     name = "in place"
-    in_session = True
 
     def __init__(
-        self, directory: Path, checkpoint: Path, journals: Sequence[PartEntry], ranks: int
+        self,
+        directory: Path,
+        checkpoint: Path,
+        journals: Sequence[PartEntry],
+        ranks: int,
+        *,
+        hooked: bool = False,
     ) -> None:
+        self.in_session = not hooked
         self._directory = directory
         self._checkpoint = checkpoint
         self._journals = tuple(journals)
@@ -97,7 +105,7 @@ class InPlace:
         order = Order(uuid.uuid4().hex, act, str(self._checkpoint), self._journals)
         staged.forget_answers(self._directory)
         staged.write_order(self._directory, order)
-        control.load_tensors([NOTHING] * self._ranks, LOADER, timeout_s)
+        self._trigger(control, timeout_s)
         answers = staged.read_answers(self._directory, order.identity, self._ranks)
         faults = [
             f"rank {answer.rank} of {self._ranks}: {answer.error}"
@@ -107,6 +115,17 @@ class InPlace:
         if faults:
             raise CommitError(f"{act}: {'; '.join(faults)}")
         return answers
+
+    def _trigger(self, control: SglangHttp, timeout_s: float) -> None:
+        if self.in_session:
+            control.load_tensors([NOTHING] * self._ranks, LOADER, timeout_s)
+            return
+        try:
+            control.load_directory(str(self._directory), timeout_s)
+        except EndpointError:
+            # A rank that could not obey answers so; what each of them says is more.
+            if not staged.has_answers(self._directory):
+                raise
 
 
 class FromDirectory:
@@ -177,8 +196,3 @@ def check_held(answers: Sequence[Answer]) -> None:
                 "weights; nothing was written",
                 tensor=name,
             )
-
-
-def dense_reasons(change: Change) -> Mapping[str, str]:
-    """Return the tensors that a change loaded whole although it goes in place otherwise, and why."""
-    return change.dense if isinstance(change, InPlace) else {}

@@ -16,6 +16,9 @@ from syncline.sglang.versions import Rules, rules_of
 
 PauseMode = Literal["retract", "in_place", "abort"]
 
+PULL = "/pull_weights"
+"""A route of patched servers; no release has it."""
+
 _LONGEST_S = 24 * 3600.0
 
 
@@ -68,10 +71,20 @@ class SglangHttp:
 
     def rules(self, version: str, timeout_s: float) -> Rules:
         """Return how this server wants to be updated, by version and routes; see `versions.rules_of`."""
-        schema = answers.document(
-            self._ask("GET", "/openapi.json", None, timeout_s), "/openapi.json"
-        )
-        return rules_of(version, strict_json.members(schema.get("paths"), "/openapi.json.paths"))
+        return rules_of(version, self._routes(timeout_s))
+
+    def has(self, route: str, timeout_s: float) -> bool:
+        """Tell whether the server has a route."""
+        return route in self._routes(timeout_s)
+
+    def pull(self, local: str, source: str, version: int, timeout_s: float) -> None:
+        """Let every host bring its local checkpoint to a version of a store in the slime layout."""
+        body = {
+            "local_checkpoint_dir": local,
+            "source_dir": source,
+            "target_version": version,
+        }
+        self._ask("POST", PULL, body, timeout_s)
 
     def label(self, timeout_s: float) -> str:
         """Return the weight version that answers carry."""
@@ -148,6 +161,12 @@ class SglangHttp:
     def receive_tensors(self, body: Mapping[str, Any], timeout_s: float) -> None:
         """Make the ranks take part in a broadcast; returns when it is over."""
         self._do("/update_weights_from_distributed", {**body, "flush_cache": False}, timeout_s)
+
+    def _routes(self, timeout_s: float) -> dict[str, Any]:
+        schema = answers.document(
+            self._ask("GET", "/openapi.json", None, timeout_s), "/openapi.json"
+        )
+        return strict_json.members(schema.get("paths"), "/openapi.json.paths")
 
     def _do(self, path: str, body: Mapping[str, Any], timeout_s: float) -> None:
         """Ask for something that the server answers with `success`."""

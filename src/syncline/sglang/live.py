@@ -18,6 +18,7 @@ from syncline.engines.learned import Learned, learn
 from syncline.engines.learned.memories import Memories
 from syncline.engines.torch_memory import TorchTarget
 from syncline.layouts.positions import PositionMap
+from syncline.sglang.buckets import torch_dtype
 from syncline.sglang.groups import with_partners
 from syncline.sglang.staged import Answer
 from syncline.types import Bits, Record, TensorMeta
@@ -46,8 +47,7 @@ class RankWeights:
         self.checkpoint = checkpoint
         self._model = model
         self._metas = checkpoint.metas()
-        live, self._not_plain = _live(model)
-        self._memories = Memories(live)
+        self._memories = Memories(_live(model))
         self.learned: Learned = learn(model.load_weights, self._metas.values(), self._memories)
         layout = self.learned.layout
         self._map = PositionMap(layout.catalog, self.learned.placement)
@@ -165,7 +165,7 @@ class RankWeights:
         return self.learned.layout.catalog[name].grid, tuple(block.box for block in blocks)
 
     def _is_complete(self) -> bool:
-        now, _ = _live(self._model)
+        now = _live(self._model)
         known = {name for memory in self._memories for name in memory.names}
         return all(self._memories.of(now[name]) is not None for name in known if name in now) and (
             known <= now.keys()
@@ -190,8 +190,8 @@ class _Dropped:
         """Drop it."""
 
 
-def _live(model: Any) -> tuple[dict[str, Any], list[str]]:
-    """Return the parameters and buffers that a loader writes as they are; and the others' names.
+def _live(model: Any) -> dict[str, Any]:
+    """Return the parameters and buffers that a loader writes as they are.
 
     A module whose `quant_method` is not one for plain weights may keep them in another layout.
     """
@@ -205,8 +205,7 @@ def _live(model: Any) -> tuple[dict[str, Any], list[str]]:
             not_plain |= {f"{prefix}.{name}" if prefix else name for name in own}
     every = dict(model.named_parameters(remove_duplicate=False))
     every |= dict(model.named_buffers(remove_duplicate=False))
-    plain = {name: tensor for name, tensor in every.items() if name not in not_plain}
-    return plain, sorted(not_plain)
+    return {name: tensor for name, tensor in every.items() if name not in not_plain}
 
 
 def _records(local: str, places: Any, old: Bits, new: Bits) -> Iterator[Record]:
@@ -221,9 +220,6 @@ def _records(local: str, places: Any, old: Bits, new: Bits) -> Iterator[Record]:
 
 
 def _tensor(meta: TensorMeta, bits: Bits) -> Any:
-    import safetensors.torch  # noqa: PLC0415
-
     torch = torch_module()
-    dtypes: Any = safetensors.torch._TYPES  # noqa: SLF001 - its table of its own names
     raw = torch.frombuffer(bytearray(bits.tobytes()), dtype=torch.uint8)
-    return raw.view(dtypes[meta.dtype]).reshape(meta.shape)
+    return raw.view(torch_dtype(meta)).reshape(meta.shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
@@ -19,6 +20,8 @@ from syncline.errors import (
 )
 from syncline.sglang import partial, proof
 from syncline.sglang.answers import Server
+from syncline.sglang.broadcast import FromBroadcast, Group
+from syncline.sglang.buckets import FromMemory, cut
 from syncline.sglang.change import LOADER, Change, FromDirectory, InPlace
 from syncline.sglang.commit import Commit, CommitOptions, Committed
 from syncline.sglang.control import SglangHttp
@@ -30,8 +33,8 @@ from syncline.sync import Receiver
 from syncline.sync.checks import check_layout, verify_engine
 from syncline.version import HeldVersion
 
-Route = Literal["auto", "in_place", "disk"]
-ROUTES = ("auto", "in_place", "disk")
+Route = Literal["auto", "in_place", "plugin", "disk", "memory", "distributed"]
+ROUTES = ("auto", "in_place", "plugin", "disk", "memory", "distributed")
 
 _PROBE_TIMEOUT_S = 5.0
 
@@ -50,8 +53,12 @@ class SglangServer:
         staging: directory that this process and the server's ranks see under the same path; the server's
             `SYNCLINE_SGLANG_STAGING`.
         options: how a version is put in place.
-        route: `in_place` needs a server with `--custom-weight-loader syncline.sglang.worker.load`; `disk`
-            none: it loads the tensors that have changed, whole; `auto` takes the first where it can.
+        route: `in_place` needs a server with `--custom-weight-loader syncline.sglang.worker.load`; `plugin` does
+            the same where Syncline's plugin is loaded (`syncline.sglang.plugin`, 0.5.20 and later). The others
+            hand the tensors that have changed over whole: from `disk`, from this host's `memory` in flat
+            buckets, or `distributed` over a Gloo group. `auto`: in place where it can, else from disk. What
+            nothing is known of is loaded from the checkpoint, whatever the route.
+        host: an address of this machine that the server reaches, for `distributed`.
         observe: told of every step of pulling.
         reached: told of every step of a commit.
     """
@@ -65,6 +72,7 @@ class SglangServer:
         *,
         options: CommitOptions | None = None,
         route: Route = "auto",
+        host: str = "127.0.0.1",
         observe: Observe | None = None,
         reached: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -76,11 +84,13 @@ class SglangServer:
         self._receiver = Receiver(store, self._mirror, observe=observe)
         self._options = CommitOptions() if options is None else options
         self._route = route
+        self._host = host
+        self._group: Group | None = None
         self._reached = reached
         self._held: HeldVersion | None = None
         self._last: Committed | None = None
-        self._dense = 0
-        self._changed = 0
+        self._dense = self._changed = 0
+        self._stage_s = 0.0
 
     def sync(self, version: int | None = None, *, repair: bool = False) -> Committed | None:
         """Bring the server to a version, by default the store's current one; see `Receiver.sync`.
@@ -101,7 +111,9 @@ class SglangServer:
         rules = self._control.rules(about.version, step_s)
         _check_served(about)
         self._recognise(rules, about)
+        started_s = time.monotonic()
         self._pull(version, repair=repair)
+        self._stage_s = time.monotonic() - started_s
         target = self._mirror.held()
         if target is None:
             raise LayoutError(f"{self._mirror.path} holds no version; pull one into it first")
@@ -140,7 +152,7 @@ class SglangServer:
         except SynclineError:
             is_named = False
         if not is_named:
-            self._lose()
+            self._doubt()
         return is_named
 
     def figures(self) -> Mapping[str, float]:
@@ -148,6 +160,7 @@ class SglangServer:
         if self._last is None:
             return {}
         return {
+            "syncline_stage_seconds": self._stage_s,
             "syncline_pause_seconds": self._last.pause_s,
             "syncline_apply_seconds": self._last.send_s,
             "syncline_changed_tensors": float(self._changed),
@@ -157,7 +170,7 @@ class SglangServer:
     def _recognise(self, rules: Rules, about: Server) -> None:
         """Find out whether a server that nothing is known of holds the checkpoint's version."""
         if self._held is not None and about.label != str(self._held.version):
-            self._lose()  # it was started anew, or somebody else wrote
+            self._doubt()
         known, held = proof.read(self._staging), self._mirror.held()
         if self._held is not None or known is None or held is None or not rules.has_checksums:
             return
@@ -197,15 +210,32 @@ class SglangServer:
                 f"route 'in_place': expected the server to have --custom-weight-loader {LOADER}, found "
                 f"{list(about.loaders)}; start it with that, or use the route 'disk'"
             )
-        if has_loader and self._route != "disk":
+        if has_loader and self._route in ("auto", "in_place"):
             return InPlace(self._staging, self._mirror.path, pending, about.tensor_ranks)
+        if self._route == "plugin":
+            return InPlace(
+                self._staging, self._mirror.path, pending, about.tensor_ranks, hooked=True
+            )
         self._check_names(about)
+        mirror, metas = self._mirror, self._mirror.tensors()
+        if self._route in ("memory", "distributed"):
+            buckets = cut(mirror.changed, metas)
+            if self._route == "memory":
+                return FromMemory(buckets, mirror.view, mirror.before, about.tensor_ranks)
+            group = self._joined(about.tensor_ranks)
+            return FromBroadcast(group, buckets, mirror.view, mirror.before)
         new, old = self._staging / "new", self._staging / "old"
-        names = with_partners(self._mirror.changed, self._mirror.tensors())
-        metas, like = self._mirror.tensors(), self._mirror.path
-        partial.write(new, metas, names, self._mirror.view, like)
-        partial.write(old, metas, names, self._mirror.before, like)
+        names = with_partners(mirror.changed, metas)
+        partial.write(new, metas, names, mirror.view, mirror.path)
+        partial.write(old, metas, names, mirror.before, mirror.path)
         return FromDirectory(new, old)
+
+    def _joined(self, ranks: int) -> Group:
+        """Return the group with this server's ranks; it lasts as long as nothing fails."""
+        if self._group is None:
+            timeout_s = self._options.step_timeout_s
+            self._group = Group(self._control, ranks, host=self._host, timeout_s=timeout_s)
+        return self._group
 
     def _check_names(self, about: Server) -> None:
         """Check that what the server was loaded from has the tensors that it is about to be given.
@@ -214,7 +244,10 @@ class SglangServer:
             LayoutError: it has others, or its directory cannot be seen from here.
         """
         loaded = Path(about.model_path)
-        if loaded.resolve() == self._mirror.path.resolve() or self._staging in loaded.parents:
+        if loaded.resolve() == self._mirror.path.resolve() or self._staging in (
+            loaded,
+            *loaded.parents,
+        ):
             return
         try:
             found = CheckpointFiles(loaded).metas()
@@ -227,9 +260,24 @@ class SglangServer:
         if held is not None:
             check_layout(found, held.manifest)
 
-    def _lose(self) -> None:
+    def _doubt(self) -> None:
+        """Note that the server may have been started anew, or written by somebody else: checksums will tell."""
         self._held = None
         self._mirror.lose()
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+
+    def close(self) -> None:
+        """Let the server leave the group, if there is one, and close the connections to it."""
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+        self._control.close()
+
+    def _lose(self) -> None:
+        """Note that what the server holds is not known."""
+        self._doubt()
         proof.forget(self._staging)
 
 

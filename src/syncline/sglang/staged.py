@@ -140,6 +140,11 @@ def forget_answers(directory: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def has_answers(directory: Path) -> bool:
+    """Tell whether some rank has answered since `forget_answers`."""
+    return any(directory.glob("answer-*.json"))
+
+
 def _answered(path: Path) -> Answer:
     where = str(path)
     found = _read(path)

@@ -23,54 +23,21 @@ class Rules:
     Attributes:
         first: the first release of the range.
         needs_session: tensors are taken between `begin` and `end` alone.
-        has_spans: every answer says which tokens were made by which version.
         has_checksums: `weights_checker` can tell checksums; before, nothing proves what a server holds.
         flushes_retracted: the cache can be flushed while retracted requests wait; before, only when no
             request is left at all.
-        dies_of_flush: a flush that an update asks for and that is refused kills the scheduler.
     """
 
     first: tuple[int, int, int]
     needs_session: bool
-    has_spans: bool
     has_checksums: bool
     flushes_retracted: bool
-    dies_of_flush: bool
 
 
 TABLE = (
-    Rules(
-        first=(0, 5, 9),
-        needs_session=False,
-        has_spans=False,
-        has_checksums=False,
-        flushes_retracted=False,
-        dies_of_flush=True,
-    ),
-    Rules(
-        first=(0, 5, 20),
-        needs_session=False,
-        has_spans=True,
-        has_checksums=True,
-        flushes_retracted=False,
-        dies_of_flush=True,
-    ),
-    Rules(
-        first=(0, 5, 21),
-        needs_session=True,
-        has_spans=True,
-        has_checksums=True,
-        flushes_retracted=True,
-        dies_of_flush=True,
-    ),
-    Rules(
-        first=(0, 5, 22),
-        needs_session=True,
-        has_spans=True,
-        has_checksums=True,
-        flushes_retracted=True,
-        dies_of_flush=False,
-    ),
+    Rules(first=(0, 5, 9), needs_session=False, has_checksums=False, flushes_retracted=False),
+    Rules(first=(0, 5, 20), needs_session=False, has_checksums=True, flushes_retracted=False),
+    Rules(first=(0, 5, 21), needs_session=True, has_checksums=True, flushes_retracted=True),
 )
 """By first release, oldest first."""
 

@@ -89,6 +89,7 @@ def session_of(worker: Any) -> Session:
 def new_session(model: Any, vllm_config: Any) -> Session:
     """Return a session over the model of this worker process; see `session_of`."""
     versions.check_installed()
+    _log_as_vllm_does()
     workers = _workers()
     config = vllm_config.model_config
 
@@ -102,6 +103,15 @@ def new_session(model: Any, vllm_config: Any) -> Session:
         return CheckpointSource(path)
 
     return Session(PlacedWeights(model, base(), workers), workers, base)
+
+
+def _log_as_vllm_does() -> None:
+    """Let what Syncline says in a worker appear in vLLM's log, unless somebody has set up its logger."""
+    ours, theirs = logging.getLogger("syncline"), logging.getLogger("vllm")
+    if not ours.handlers and theirs.handlers:
+        ours.handlers = list(theirs.handlers)
+        ours.setLevel(theirs.level)
+        ours.propagate = False
 
 
 def _workers() -> Workers:

@@ -1,0 +1,180 @@
+"""Whole tensors over a process group that the server's ranks join: SGLang's `update_weights_from_distributed`.
+
+The server answers a request when its broadcast is over. So each request is made on a thread of its own while
+this process broadcasts, and a request that is refused ends the broadcast: nobody else would come to it.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from importlib import import_module
+from typing import Any, Self
+
+from syncline.errors import SynclineError, TornUpdateError, TransportTimeoutError
+from syncline.sglang.buckets import FORMAT, Bucket, filled, torch_dtype
+from syncline.sglang.control import SglangHttp
+from syncline.types import Bits
+
+_LOOK_S = 0.01
+
+
+class Group:
+    """A Gloo group of this process, its rank 0, and all ranks of one server.
+
+    Args:
+        control: the server.
+        ranks: how many it has.
+        host: an address of this machine that the server can reach.
+        timeout_s: longest that joining, and any one broadcast, may take.
+
+    Raises:
+        TransportTimeoutError: the ranks did not come.
+        EndpointError: the server refused.
+    """
+
+    def __init__(
+        self, control: SglangHttp, ranks: int, *, host: str = "127.0.0.1", timeout_s: float = 120.0
+    ) -> None:
+        self._control = control
+        self._timeout_s = timeout_s
+        self.name = f"syncline-{uuid.uuid4().hex}"
+        self._dist: Any = import_module("torch.distributed")
+        patience = timedelta(seconds=timeout_s)
+        port = _free_port(host)
+        body = {
+            "master_address": host,
+            "master_port": port,
+            "rank_offset": 1,
+            "world_size": ranks + 1,
+            "group_name": self.name,
+            "backend": "gloo",
+        }
+        call = _Call(lambda: control.join_group(body, timeout_s))
+        try:
+            self._store = self._dist.TCPStore(
+                host, port, ranks + 1, is_master=True, timeout=patience, wait_for_workers=False
+            )
+            store = self._store
+            # As SGLang nests them: its own prefix, torch's for the group, torch's for the device.
+            for prefix in (self.name, f"{self.name}/", "cpu/"):
+                store = self._dist.PrefixStore(prefix, store)
+            self._group = self._dist.ProcessGroupGloo(store, 0, ranks + 1, patience)
+        except RuntimeError as error:
+            call.finish()  # its reason is the better one
+            raise TransportTimeoutError(f"the server's ranks did not join: {error}") from error
+        call.finish()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let the server's ranks leave; harmless when it is gone."""
+        with suppress(SynclineError):
+            self._control.leave_group(self.name, self._timeout_s)
+
+    def broadcast(self, flat: Any, body: Mapping[str, Any], timeout_s: float) -> None:
+        """Send one tensor to all ranks, which do with it what `body` says.
+
+        Raises:
+            EndpointError: the server refused, or could not load it.
+            TransportTimeoutError: it did not come to the broadcast.
+        """
+        call = _Call(lambda: self._control.receive_tensors(body, timeout_s))
+        options = self._dist.BroadcastOptions()
+        options.rootRank = options.rootTensor = 0
+        work = self._group.broadcast([flat], options)
+        while not work.is_completed() and not call.has_failed():
+            call.wait(_LOOK_S)
+        call.finish()
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise TransportTimeoutError(f"the broadcast did not end: {error}") from error
+
+
+class FromBroadcast:
+    """Tensors that the server's ranks receive over a group; see `change.Change`.
+
+    Args: as `buckets.FromMemory`, and the group.
+    """
+
+    name = "from distributed"
+    in_session = True
+
+    def __init__(
+        self,
+        group: Group,
+        buckets: Sequence[Bucket],
+        new: Callable[[str], Bits],
+        old: Callable[[str], Bits] | None,
+    ) -> None:
+        self._group = group
+        self._buckets = buckets
+        self._new = new
+        self._old = old
+        self._has_begun = False
+
+    def send(self, control: SglangHttp, timeout_s: float) -> None:
+        """Broadcast every bucket; see `Change.send`."""
+        self._has_begun = True
+        self._send(self._new, timeout_s)
+
+    def undo(self, control: SglangHttp, timeout_s: float) -> None:
+        """Broadcast every bucket as it was; see `Change.undo`."""
+        if not self._has_begun:
+            return
+        if self._old is None:
+            raise TornUpdateError("weights were being sent, and what stood there is not known")
+        self._send(self._old, timeout_s)
+
+    def _send(self, bits: Callable[[str], Bits], timeout_s: float) -> None:
+        for bucket in self._buckets:
+            body = {
+                "names": [meta.name for meta in bucket.metas],
+                "dtypes": [str(torch_dtype(meta)).removeprefix("torch.") for meta in bucket.metas],
+                "shapes": [list(meta.shape) for meta in bucket.metas],
+                "group_name": self._group.name,
+                "load_format": FORMAT,
+            }
+            self._group.broadcast(filled(bucket, bits), body, timeout_s)
+
+
+class _Call:
+    """A request on a thread of its own; `finish` returns when it is over, or raises what it raised."""
+
+    def __init__(self, do: Callable[[], None]) -> None:
+        self._error: BaseException | None = None
+        self._do = do
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._do()
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            self._error = error
+
+    def has_failed(self) -> bool:
+        return not self._thread.is_alive() and self._error is not None
+
+    def wait(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
+
+    def finish(self) -> None:
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+
+def _free_port(host: str) -> int:
+    with socket.socket() as free:
+        free.bind((host, 0))
+        return int(free.getsockname()[1])

@@ -1,0 +1,116 @@
+"""A patched SGLang with `/pull_weights` (slime's and miles' build): every host patches a local checkpoint itself.
+
+Syncline publishes in the slime layout and tells the server; the rest is the same order of an update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from syncline.abc import Store
+from syncline.errors import (
+    BaseVersionError,
+    ConfigError,
+    OutcomeUnknownError,
+    SynclineError,
+    TornUpdateError,
+)
+from syncline.sglang.change import FromDirectory
+from syncline.sglang.commit import Commit, CommitOptions, Committed
+from syncline.sglang.control import PULL, SglangHttp
+from syncline.sync.layout import own_history
+from syncline.version import HeldVersion
+
+_PROBE_TIMEOUT_S = 5.0
+
+
+class PullingServer:
+    """One such server, kept on the versions of a store; a `syncline.serving.Puller`.
+
+    Args:
+        control: the server.
+        store: that a `Publisher(store, layout="slime", ...)` writes.
+        source: where the server's hosts find the same store.
+        local: the checkpoint directory on every host that the server patches, and loads.
+        options: how a version is put in place.
+
+    What the server pulls is proved by itself; a version whose load failed cannot be taken back, since the
+    local checkpoint has moved on: the server stays paused until it has loaded a version.
+    """
+
+    def __init__(
+        self,
+        control: SglangHttp,
+        store: Store,
+        source: str,
+        local: str,
+        options: CommitOptions | None = None,
+    ) -> None:
+        self._control = control
+        self._store = store
+        self._source = source
+        self._local = local
+        self._options = CommitOptions() if options is None else options
+        self._held: HeldVersion | None = None
+        self._last: Committed | None = None
+
+    def sync(self, version: int | None = None, *, repair: bool = False) -> Committed | None:
+        """Bring the server to a version, by default the store's current one; see `server.SglangServer.sync`.
+
+        Raises:
+            ConfigError: the server cannot pull.
+            BaseVersionError: an older version than the one it has: a local checkpoint goes forward alone.
+        """
+        step_s, load_s = self._options.step_timeout_s, self._options.load_timeout_s
+        about = self._control.server(step_s)
+        rules = self._control.rules(about.version, step_s)
+        if not self._control.has(PULL, step_s):
+            raise ConfigError(
+                f"expected a server with the route {PULL}, found SGLang {about.version} without it; keep it with "
+                "syncline.sglang.server.SglangServer"
+            )
+        target = own_history(self._store).target(version)
+        if self._held is not None and not repair:
+            if self._held.sha256 == target.sha256 and self.is_serving():
+                return None
+            if target.version < self._held.version:
+                raise BaseVersionError(
+                    f"the server's checkpoint is at version {self._held.version} and cannot go back to "
+                    f"{target.version}; start it from a fresh local directory",
+                    version=target.version,
+                )
+        self._control.pull(self._local, self._source, target.version, load_s)
+        commit = Commit(self._control, rules, self._options)
+        try:
+            self._last = commit.put(FromDirectory(Path(self._local), None), str(target.version))
+        except (TornUpdateError, OutcomeUnknownError):
+            self._held = None
+            raise
+        self._held = target
+        return self._last
+
+    def held(self) -> HeldVersion | None:
+        """Return the version that the server was brought to; None if that is not known."""
+        return self._held
+
+    def is_serving(self) -> bool:
+        """Tell whether the server answers, and still names the version that it was brought to."""
+        if self._held is None:
+            return False
+        try:
+            is_named = self._control.label(_PROBE_TIMEOUT_S) == str(self._held.version)
+        except SynclineError:
+            is_named = False
+        if not is_named:
+            self._held = None
+        return is_named
+
+    def figures(self) -> Mapping[str, float]:
+        """Return what the last commit took, by name of the metric."""
+        if self._last is None:
+            return {}
+        return {
+            "syncline_pause_seconds": self._last.pause_s,
+            "syncline_apply_seconds": self._last.send_s,
+        }

@@ -1,0 +1,106 @@
+"""A patched server that pulls the slime layout by itself, against a double."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import sglang_tiny as tiny
+import syncline
+from sglang_fake import FakeSglang, FusedModel
+from syncline.errors import BaseVersionError, ConfigError, EndpointError, TornUpdateError
+from syncline.sglang.control import SglangHttp
+from syncline.sglang.pulling import PullingServer
+
+
+@dataclass
+class Scene:
+    fake: FakeSglang
+    publisher: syncline.Publisher
+    server: PullingServer
+    weights: dict[str, torch.Tensor]
+
+    def train(self, rng: np.random.Generator) -> int:
+        for tensor in self.weights.values():
+            flat = tensor.view(torch.int16).view(-1).numpy()
+            at = rng.choice(flat.size, 3, replace=False)
+            flat[at] ^= rng.integers(1, 1 << 7, 3, dtype=np.int16)
+        return int(self.publisher.publish(self.weights).version)
+
+    def check(self, version: int) -> None:
+        fresh = FusedModel(tiny.QWEN3, 0, 1)
+        fresh.load_weights(self.weights.items())
+        held = self.fake.weights()[0]
+        for name, tensor in fresh.named_parameters():
+            assert torch.equal(held[name].view(torch.uint8), tensor.detach().view(torch.uint8))
+        assert self.fake.label == str(version)
+        assert not self.fake.is_paused
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    base = tiny.write(tmp_path / "base", tiny.QWEN3, seed=1)
+    weights = load_file(base / "model.safetensors")
+    store = syncline.open_store(str(tmp_path / "run"))
+    publisher = syncline.Publisher(
+        store, layout="slime", encoding="xor", checksum="adler32", anchor_every=None
+    )
+    publisher.publish(weights)
+    shutil.copytree(base, tmp_path / "local")
+    with FakeSglang("0.5.23", tmp_path / "local", pulls=True) as fake:
+        server = PullingServer(
+            SglangHttp(fake.url), store, str(tmp_path / "run"), str(tmp_path / "local")
+        )
+        yield Scene(fake, publisher, server, weights)
+
+
+def test_it_is_told_to_pull_and_then_to_load(scene: Scene, rng: np.random.Generator) -> None:
+    scene.server.sync()
+    scene.check(1)
+    for _ in range(3):
+        version = scene.train(rng)
+        scene.fake.calls.clear()
+        scene.server.sync()
+        scene.check(version)
+        calls = [call for call in scene.fake.calls if "info" not in call]
+        assert calls.index("/pull_weights") < calls.index("/pause_generation")
+        assert scene.server.is_serving()
+    assert scene.server.sync() is None
+    with pytest.raises(BaseVersionError, match="cannot go back to 2"):
+        scene.server.sync(2)
+
+
+def test_a_refused_pull_changes_nothing(scene: Scene, rng: np.random.Generator) -> None:
+    scene.server.sync()
+    scene.train(rng)
+    before = scene.fake.checksum()
+    scene.fake.faults["/pull_weights"] = ("before", "checksum mismatch")
+    with pytest.raises(EndpointError, match="checksum mismatch"):
+        scene.server.sync()
+    assert scene.fake.checksum() == before
+    assert scene.server.is_serving()
+
+
+def test_a_failed_load_is_never_called_the_version(scene: Scene, rng: np.random.Generator) -> None:
+    scene.server.sync()
+    version = scene.train(rng)
+    scene.fake.faults["/flush_cache"] = ("before", "busy")
+    with pytest.raises(TornUpdateError):
+        scene.server.sync()
+    assert scene.server.held() is None
+    assert scene.fake.label == "1" and scene.fake.is_paused
+    scene.server.sync()
+    scene.check(version)
+
+
+def test_a_server_that_cannot_pull_is_refused(scene: Scene) -> None:
+    scene.fake.rules["routes"].remove("/pull_weights")
+    with pytest.raises(ConfigError, match="/pull_weights"):
+        scene.server.sync()
