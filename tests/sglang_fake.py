@@ -137,6 +137,7 @@ class FakeSglang:
         label: str = "default",
         hooked: bool = False,
         pulls: bool = False,
+        token: str | None = None,
         about: dict[str, Any] | None = None,
     ) -> None:
         self.rules = json.loads((PROTOCOL / f"{version}.json").read_text())
@@ -149,6 +150,7 @@ class FakeSglang:
         self.labels = {"scheduler": label, "tokenizer": label}
         self.about = about or {}
         self.pulled = 1
+        self.token = token
         self.hooked = hooked
         self.faults: dict[str, tuple[str, str]] = {}
         self.calls: list[str] = []
@@ -219,6 +221,11 @@ class FakeSglang:
         if self.is_dead:
             request.connection.shutdown(socket.SHUT_RDWR)
             request.close_connection = True
+            return
+        if self.token is not None and request.headers["Authorization"] != f"Bearer {self.token}":
+            request.send_response(401)
+            request.send_header("Content-Length", "0")
+            request.end_headers()
             return
         self.calls.append(path)
         when, fault = self.faults.pop(path, ("", ""))

@@ -84,6 +84,16 @@ def test_the_command_follows_and_says_so(scene: Scene, rng: np.random.Generator)
         until(lambda: not ready_at(url, "weight_v000002"))
 
 
+def test_a_server_that_asks_for_a_token_gets_it(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.fake.token = "s3cret"
+    monkeypatch.setenv("ENGINE_TOKEN", "s3cret")
+    words = ("serve", "model", "--engine", "sglang", "--url", scene.fake.url, "--store", "run")
+    with running(scene.root, *words, "--engine-token-env", "ENGINE_TOKEN") as url:
+        until(lambda: ready_at(url, "weight_v000001"))
+
+
 @pytest.mark.parametrize(
     "words, match",
     [

@@ -60,6 +60,11 @@ _OBJECT = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)")
     help="With --engine: what becomes of running requests; by default they go on with the new weights.",
 )
 @click.option(
+    "--engine-token-env",
+    metavar="NAME",
+    help="With --engine: environment variable with the token that the server asks for.",
+)
+@click.option(
     "--staging",
     metavar="DIR",
     help="With --engine sglang: its SYNCLINE_SGLANG_STAGING; by default beside the checkpoint.",
@@ -78,6 +83,7 @@ def serve(
     kind: str | None,
     url: str | None,
     pause: str | None,
+    engine_token_env: str | None,
     staging: str | None,
     as_json: bool,
 ) -> None:
@@ -93,7 +99,9 @@ def serve(
     if kind is not None:
         if url is None:
             raise click.UsageError("--engine needs --url")
-        replica = replica_of(kind, Following(store, url, target, staging, pause, poll_s))
+        secret = None if engine_token_env is None else Token.from_env(engine_token_env)
+        given = Following(store, url, target, staging, pause, poll_s, secret)
+        replica = replica_of(kind, given)
         served = url
     elif target is None or url is not None:
         raise click.UsageError("give DIR or ENGINE, or --engine with --url")

@@ -10,6 +10,7 @@ from typing import TypeVar, get_args
 import click
 
 from syncline.engines import CheckpointDir
+from syncline.hotload import Token
 from syncline.serving import Replica
 from syncline.sglang.commit import CommitOptions as SglangOptions
 from syncline.sglang.control import PauseMode as SglangPause
@@ -40,6 +41,7 @@ class Following:
         staging: where its ranks find orders; None: beside the checkpoint.
         pause: what becomes of running requests; None: the engine's own way of keeping them.
         poll_s: how often to look for a new version.
+        token: that the server asks for; None: none.
     """
 
     store: str
@@ -48,6 +50,7 @@ class Following:
     staging: str | None
     pause: str | None
     poll_s: float
+    token: Token | None = None
 
 
 def replica_of(kind: str, given: Following) -> Replica:
@@ -68,7 +71,9 @@ def _vllm(given: Following) -> VllmServer:
     mode = _mode(_VLLM_PAUSES, "keep" if given.pause is None else given.pause)
     # The workers may run in another directory.
     store = given.store if "://" in given.store else str(Path(given.store).absolute())
-    return VllmServer(HttpControl(given.url), open_store(given.store), store, VllmOptions(mode))
+    return VllmServer(
+        HttpControl(given.url, given.token), open_store(given.store), store, VllmOptions(mode)
+    )
 
 
 def _sglang(given: Following) -> SglangServer:
@@ -79,7 +84,7 @@ def _sglang(given: Following) -> SglangServer:
     target = Path(given.target)
     staging = target.with_name(target.name + ".staging")
     return SglangServer(
-        SglangHttp(given.url),
+        SglangHttp(given.url, given.token),
         open_store(given.store),
         CheckpointDir(target),
         staging if given.staging is None else Path(given.staging),

@@ -110,7 +110,7 @@ class Worker:
         try:
             offers = [base64.b64decode(raw) for raw in messages.texts(fields, "offers")]
             sources = find_sources(offers, roads, deadline)
-            say(
+            tell(
                 channel,
                 update,
                 "ready",
@@ -124,7 +124,7 @@ class Worker:
             self._observe(Step("update.met"))
 
             def vote(found: Found) -> None:
-                say(channel, update, "prepared", pieces=[one.hex() for one in found])
+                tell(channel, update, "prepared", pieces=[one.hex() for one in found])
                 self._observe(Step("update.prepared"))
                 hear(channel, update, "commit", deadline)
                 self._observe(Step("update.agreed"))
@@ -135,7 +135,8 @@ class Worker:
                 else:
                     rank = self._number % self._fleet.ranks
                     load_placed(self._engine, self._fleet.layout, rank, sources.held, buckets, vote)
-            say(channel, update, "committed", lost=sorted(taker.lost))
+            with suppress(PeerLostError):  # it is committed, whoever hears of it
+                say(channel, update, "committed", lost=sorted(taker.lost))
             self._observe(Step("update.committed"))
             return sources.held.version
         finally:
@@ -164,7 +165,7 @@ class Worker:
         )
         me = Fellow(self._name, machine(), roads.prefix, roads.ways())
         document = fellow_document(me, assignment.digest).decode()
-        say(channel, update, "met", fellow=document)
+        tell(channel, update, "met", fellow=document)
         said = messages.texts(hear(channel, update, "read", deadline), "fellows")
         met = {r.number: raw for r, raw in zip(receivers, said, strict=True)}
         nobody = Fellow("", "", "", ())
@@ -175,6 +176,16 @@ class Worker:
             ]
         )
         return taker
+
+
+def tell(channel: Channel, update: str, word: str, **fields: Any) -> None:
+    """Send a message that comes before anything is written; raise `PeerLostError` if the server is gone."""
+    try:
+        say(channel, update, word, **fields)
+    except PeerLostError as error:
+        raise PeerLostError(
+            f"the parameter server went away before it heard {word!r}; nothing was written"
+        ) from error
 
 
 def hear(channel: Channel, update: str, word: str, deadline: Deadline) -> Mapping[str, Any]:

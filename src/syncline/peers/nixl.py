@@ -73,7 +73,7 @@ class NixlPeer(PeerMemory):
                 ) from error
         self._regions = Regions()
         self._registered: dict[str, Any] = {}
-        self._peers: set[str] = set()
+        self._peers: dict[str, bytes] = {}
         self._lock = threading.Lock()
         self._broken: str | None = None
 
@@ -138,15 +138,16 @@ class NixlPeer(PeerMemory):
         except binascii.Error as error:
             raise FormatError(f"description of a peer: agent is not base64: {error}") from error
         name = described.fields["name"]
+        if self._peers.get(name) == agent:
+            return
         try:
-            if name in self._peers:
+            if self._peers.pop(name, None) is not None:
                 # NIXL adds to what it knows of a peer and never takes away (ray-project/ray#60602).
                 self._agent.remove_remote_agent(name)
-                self._peers.discard(name)
             self._agent.add_remote_agent(agent)
         except Exception as error:
             raise PeerLostError(f"{described.place} cannot be met: {error!r}") from error
-        self._peers.add(name)
+        self._peers[name] = agent
 
     def _batch(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -72,7 +73,8 @@ class Description:
         return located
 
 
-def load(data: bytes, kind: str, keys: Sequence[str], numbers: int) -> Description:
+@lru_cache(maxsize=64)  # the same peer is read again and again
+def load(data: bytes, kind: str, keys: tuple[str, ...], numbers: int) -> Description:
     """Return the description that these bytes stand for.
 
     Args:

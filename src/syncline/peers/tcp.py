@@ -232,6 +232,7 @@ class _Connection:
     def _open(self, deadline: Deadline) -> socket.socket:
         if self._socket is None:
             self._socket = socket.create_connection(self._address, deadline.left_s())
+            self._socket.settimeout(None)  # deadlines are the kernel's from here on
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             send_all(self._socket, [self._key], deadline)
         return self._socket

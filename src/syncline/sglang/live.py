@@ -105,7 +105,7 @@ class RankWeights:
                 written += sum(record.new_bits.size for record in local)
             self._load({name: self.checkpoint.view(name) for name in self._dense(journals)})
 
-        with torch_module().inference_mode():
+        with torch_module().no_grad():
             self.is_applied = True  # should undoing fail, it can be asked for again
             attempt(do, lambda: self._restore(begun))
         return written
@@ -113,7 +113,7 @@ class RankWeights:
     def undo(self, journals: Sequence[Records]) -> int:
         """Put back what stood there before; nothing to do where it still does."""
         if self.is_applied:
-            with torch_module().inference_mode():
+            with torch_module().no_grad():
                 self._restore(journals)
         return 0
 
