@@ -11,7 +11,7 @@ SGLANG := .venvs/sglang
 PEERS := .venvs/peers
 NATIVE := CMakeLists.txt $(shell find native -name '*.cc' -o -name '*.h')
 
-.PHONY: setup cross-env oracles vllm-env vllm-smoke test-vllm sglang-env sglang-smoke test-sglang peers-env shards demo test test-long test-gpu lint type test-native bench golden clean
+.PHONY: setup cross-env oracles vllm-env vllm-smoke test-vllm sglang-env sglang-smoke test-sglang peers-env shards demo demo-vllm test test-long test-gpu lint type test-native bench golden clean
 
 setup: $(VENV)/.installed
 
@@ -55,6 +55,9 @@ test-sglang: sglang-env
 
 demo: setup
 	$(BIN)/syncline demo
+
+demo-vllm: vllm-env
+	$(VLLM)/bin/python -m syncline.cli demo --engine vllm
 
 lint: setup
 	$(BIN)/ruff check .
