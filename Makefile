@@ -11,7 +11,7 @@ SGLANG := .venvs/sglang
 PEERS := .venvs/peers
 NATIVE := CMakeLists.txt $(shell find native -name '*.cc' -o -name '*.h')
 
-.PHONY: setup cross-env oracles vllm-env vllm-smoke test-vllm sglang-env sglang-smoke test-sglang peers-env shards demo test test-long test-gpu lint type test-native bench golden clean
+.PHONY: setup cross-env oracles vllm-env vllm-smoke test-vllm sglang-env sglang-smoke test-sglang peers-env shards demo demo-vllm test test-long test-gpu lint type test-native bench golden clean
 
 setup: $(VENV)/.installed
 
@@ -56,6 +56,9 @@ test-sglang: sglang-env
 demo: setup
 	$(BIN)/syncline demo
 
+demo-vllm: vllm-env
+	$(VLLM)/bin/python -m syncline.cli demo --engine vllm
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -72,7 +75,7 @@ test: lint type test-native cross-env peers-env vllm-smoke sglang-smoke
 	$(BIN)/pytest
 
 # Real vLLM on this CPU; engines are shared between tests, and its own warnings are not ours.
-VLLM_TESTS := $(VLLM)/bin/python -m pytest --override-ini filterwarnings=default tests/vllm
+VLLM_TESTS := $(VLLM)/bin/python -m pytest -o filterwarnings=default -o faulthandler_timeout=900 tests/vllm
 
 vllm-smoke: vllm-env
 	$(VLLM_TESTS)

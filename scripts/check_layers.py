@@ -59,7 +59,7 @@ SIDEWAYS = {
     ("scorers", "hotload"),
     ("gate", "scorers"),
     ("cli", "gate"),
-    ("demo", "gate"),
+    ("demo", "vllm"),
     ("cli", "demo"),
     ("cli", "bench"),
     ("cli", "serving"),

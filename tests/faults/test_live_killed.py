@@ -204,7 +204,13 @@ def test_a_trainer_that_dies_leaves_engines_on_whole_versions(transport, step, f
         assert "trainer" in found[name]["error"]
         assert found[name]["open"] == []
         assert not found[name]["mapped"]
-    if step in ("deliver.offered", "deliver.opened", "deliver.bucket_sent", "deliver.sent"):
+    if step in (
+        "deliver.offered",
+        "deliver.ready",
+        "deliver.opened",
+        "deliver.bucket_sent",
+        "deliver.sent",
+    ):
         assert {found[name]["version"] for name in ("a", "b")} == {FATAL_VERSION - 1}
     # The next trainer takes the path or port over, and the run goes on.
     if transport == "collective":

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 
 from live_paths import PATHS, WAIT_S, MakeInlet, live_path
-from syncline import CheckpointDir, MemoryEngine, MemoryStore, Publisher, Receiver
+from syncline import CheckpointDir, MemoryEngine, MemoryStore, Publisher, Receiver, TensorMeta
 from syncline.abc import Engine, Inlet, Outlet
 from syncline.channels import SharedMemoryOutlet
 from syncline.errors import (
     BaseVersionError,
     CommitError,
     ConfigError,
+    LayoutError,
     PeerLostError,
     TransportTimeoutError,
     VerifyError,
@@ -89,7 +90,8 @@ def same(engine: Engine, model: dict[str, np.ndarray]) -> bool:
     )
 
 
-def test_every_version_arrives_bit_for_bit(path, model):
+@pytest.mark.parametrize("encoding", ["auto", "indices"])
+def test_every_version_arrives_bit_for_bit(path, model, encoding):
     outlet, make = path
     engines = [MemoryEngine(), MemoryEngine()]
     inlets = [make(name) for name in ("a", "b")]
@@ -98,7 +100,9 @@ def test_every_version_arrives_bit_for_bit(path, model):
         for inlet, engine in zip(inlets, engines, strict=True)
     ]
     store = MemoryStore()
-    publisher = Publisher(store, live=outlet, bucket_bytes=1024, live_timeout_s=WAIT_S)
+    publisher = Publisher(
+        store, live=outlet, encoding=encoding, bucket_bytes=1024, live_timeout_s=WAIT_S
+    )
     joined(outlet, *inlets)
     for step in range(4):
         report, waiting = publish_to(publisher, model, *receivers)
@@ -248,6 +252,55 @@ def test_an_engine_that_refuses_keeps_all_from_committing(path, model):
     report, (of_good,) = publish_to(publisher, model, receivers[0])
     assert report.delivery.committed == ("good",)
     assert same(good, model)
+
+
+class _Other(MemoryEngine):
+    """An engine that sees before the round begins that it cannot take the version."""
+
+    def tensors(self) -> Any:
+        return {"other": TensorMeta("other", "U8", (1,))}
+
+
+def test_an_engine_with_other_tensors_holds_nobody_up(path, model):
+    outlet, make = path
+    inlets = [make("good"), make("bad")]
+    publisher = Publisher(MemoryStore(), live=outlet, live_timeout_s=10 * WAIT_S)
+    joined(outlet, *inlets)
+    good = MemoryEngine()
+    report, (of_good, of_bad) = publish_to(
+        publisher, model, Receiver(inlets[0], good), Receiver(inlets[1], _Other())
+    )
+    assert "tensors are not those" in report.delivery.missed["bad"]
+    with pytest.raises(LayoutError):
+        of_bad.result()
+    with pytest.raises(CommitError, match="tensors are not those"):
+        of_good.result()
+    assert good.held() is None
+
+
+class _Sealed(MemoryEngine):
+    """An engine that refuses before the first bucket."""
+
+    def create(self, held: Any, spans: Any, files: Any) -> None:
+        raise LayoutError("this engine takes no tensors")
+
+
+def test_an_engine_that_refuses_before_the_first_bucket_holds_nobody_up(path, model):
+    outlet, make = path
+    inlets = [make("good"), make("bad")]
+    publisher = Publisher(MemoryStore(), live=outlet, live_timeout_s=2 * WAIT_S)
+    joined(outlet, *inlets)
+    good = MemoryEngine()
+    report, (of_good, of_bad) = publish_to(
+        publisher, model, Receiver(inlets[0], good), Receiver(inlets[1], _Sealed())
+    )
+    assert report.delivery.missed["bad"] == "this engine takes no tensors"
+    with pytest.raises(LayoutError):
+        of_bad.result()
+    with pytest.raises(CommitError, match="takes no tensors"):
+        of_good.result()
+    assert good.held() is None
+    assert not good.tensors()
 
 
 def test_an_engine_whose_bits_are_not_the_base_is_refused_and_repaired(path, model):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from importlib import import_module
@@ -441,10 +441,8 @@ class _Groups:
 
     def end(self, group: Any) -> None:
         """Leave a group; what is under way in it fails."""
-        try:
+        with suppress(RuntimeError):  # broken already
             group.abort()
-        except RuntimeError:
-            return  # broken already
 
     def _opened_store(self, host: str, port: int, timeout_s: float, **options: Any) -> Any:
         try:

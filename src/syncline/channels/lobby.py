@@ -103,15 +103,15 @@ class Lobby:
                 return
             self._is_closed = True
             members, self._members = self._members, {}
+        if self._path is not None:
+            with suppress(OSError):  # gone, or another's by now
+                if self._path.stat().st_ino == self._inode:
+                    self._path.unlink()
         with suppress(OSError):  # wakes who accepts
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         for channel in members.values():
             channel.abort()
-        if self._path is not None:
-            with suppress(OSError):  # gone, or another's by now
-                if self._path.stat().st_ino == self._inode:
-                    self._path.unlink()
 
     def _accept(self) -> None:
         while True:

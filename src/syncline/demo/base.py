@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,12 @@ from syncline.demo.config import DemoConfig
 from syncline.demo.gemma import write_gemma
 from syncline.demo.models import load_model, load_tokenizer, require
 from syncline.demo.tiny import write_tiny
+
+TINY_SIZES: Mapping[str, Mapping[str, int]] = {
+    "transformers": {},
+    # vLLM's attention on a CPU takes heads of 32 and more.
+    "vllm": {"hidden_size": 128, "intermediate_size": 256},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +47,7 @@ def write_base(config: DemoConfig, target: Path, phase: Callable[[str], None]) -
     require("torch")
     if config.tiny:
         phase("making a tiny model")
-        write_tiny(target, config.seed)
+        write_tiny(target, config.seed, **TINY_SIZES[config.engine])
         vocabulary = len(load_tokenizer(target))
         return Base("tiny two-layer model", vocabulary, vocabulary, is_dithered=False)
     if config.model is not None:

@@ -12,6 +12,8 @@ from pathlib import Path
 from syncline.demo.arithmetic import SUMS
 from syncline.errors import ConfigError
 
+ENGINES = ("transformers", "vllm")
+
 
 @dataclass(frozen=True, slots=True)
 class DemoConfig:
@@ -32,6 +34,7 @@ class DemoConfig:
             or empty. None works in a temporary directory and writes only the picture, to
             `syncline-demo.png`.
         json: print one JSON object a line in place of the table.
+        engine: what generates: `transformers` in a process of its own, or `vllm`, a real server.
 
     Raises:
         ConfigError: a number is out of range, or both `model` and `tiny` are given.
@@ -52,6 +55,7 @@ class DemoConfig:
     encoding: str = "auto"
     out: Path | None = None
     json: bool = False
+    engine: str = "transformers"
 
     def __post_init__(self) -> None:
         if self.tiny and self.model is not None:
@@ -59,6 +63,8 @@ class DemoConfig:
                 f"expected either a model directory or the tiny model, found both ({self.model}); "
                 "leave one out"
             )
+        if self.engine not in ENGINES:
+            raise ConfigError(f"demo: expected an engine of {ENGINES}, found {self.engine!r}")
         for name, low, high in (
             ("steps", 1, 1_000_000),
             ("prompts", 1, len(SUMS)),

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from syncline.demo.identity import live_tensors, sha256_by_name
-from syncline.demo.models import load_model, load_tokenizer, transformers
+from syncline.demo.models import StopTokens, load_model, load_tokenizer, transformers
 from syncline.demo.rollout import RolloutEngine, RolloutRequest, Synced
 from syncline.engines import TorchModule
 from syncline.errors import SynclineError
@@ -39,7 +39,7 @@ class TransformersEngine(RolloutEngine):
         self.model = load_model(base, torch.bfloat16)
         self._tokenizer = load_tokenizer(base)
         self._receiver = Receiver(open_store(store), TorchModule(self.model))
-        self._stops: dict[str, list[int]] = {}
+        self._stops = StopTokens(self._tokenizer)
 
     def sync(self) -> Synced:
         """See `RolloutEngine.sync`."""
@@ -51,7 +51,7 @@ class TransformersEngine(RolloutEngine):
         import torch
 
         pad = self._tokenizer.pad_token_id
-        ends = self._stop_tokens(request.stop)
+        ends = self._stops(request.stop)
         rows = [row for row in request.prompts for _ in range(request.samples)]
         width = max(map(len, rows))
         ids = torch.tensor([[pad] * (width - len(row)) + list(row) for row in rows])
@@ -80,14 +80,6 @@ class TransformersEngine(RolloutEngine):
 
     def close(self) -> None:
         """Do nothing: the process's end frees everything."""
-
-    def _stop_tokens(self, stop: str) -> list[int]:
-        """Return the end-of-text token and every token whose text contains `stop`."""
-        if stop not in self._stops:
-            texts = self._tokenizer.batch_decode([[token] for token in range(len(self._tokenizer))])
-            found = [token for token, text in enumerate(texts) if stop in text]
-            self._stops[stop] = [self._tokenizer.eos_token_id, *found]
-        return self._stops[stop]
 
 
 def until(tokens: Sequence[int], ends: set[int]) -> list[int]:

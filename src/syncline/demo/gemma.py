@@ -69,10 +69,29 @@ def write_gemma(target: Path, scratch: Path, phase: Callable[[str], None]) -> in
     model.load_state_dict(quantised.state_dict())
     dither(model)
     model.save_pretrained(target)
-    load_tokenizer(scratch, gguf_file=small.name).save_pretrained(target)
+    tokenizer = load_tokenizer(scratch, gguf_file=small.name)
+    begin_with_bos(tokenizer)
+    tokenizer.save_pretrained(target)
     whole.unlink()
     small.unlink()
     return vocabulary_before
+
+
+def begin_with_bos(tokenizer: Any) -> None:
+    """Make a tokenizer put `<bos>` before every text; Gemma writes nothing sensible without it.
+
+    Some releases of transformers (5.19) lose this when they read a tokenizer from GGUF.
+    """
+    if tokenizer.encode("1")[0] == tokenizer.bos_token_id:
+        return
+    bos = tokenizer.bos_token
+    tokenizer.backend_tokenizer.post_processor = require(
+        "tokenizers.processors", "tokenizers"
+    ).TemplateProcessing(
+        single=f"{bos} $A",
+        pair=f"{bos} $A {bos} $B",
+        special_tokens=[(bos, tokenizer.bos_token_id)],
+    )
 
 
 def cut_vocabulary(source: Path, target: Path) -> int:

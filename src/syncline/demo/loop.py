@@ -97,7 +97,13 @@ class Loop:
 
     def digests(self) -> tuple[dict[str, str], dict[str, str]]:
         """Return the SHA-256 of every tensor in the trainer, and in the engine."""
-        return sha256_by_name(self.trainer.weights()), self._engine.digests()
+        held = self._engine.digests()
+        unsigned = self._engine.unsigned_zeros
+        ours = (
+            (name, tensor + 0.0 if name in unsigned else tensor)
+            for name, tensor in self.trainer.weights()
+        )
+        return sha256_by_name(ours), held
 
     def _roll_out(self, number: int) -> tuple[Experience, str]:
         """Return the engine's completions and their rewards, and one of them as text."""

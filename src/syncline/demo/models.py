@@ -82,3 +82,20 @@ def load_tokenizer(directory: Path, **options: Any) -> Any:
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+class StopTokens:
+    """The tokens that end a completion: the end of text, and every token whose text contains a given one."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._found: dict[str, list[int]] = {}
+
+    def __call__(self, stop: str) -> list[int]:
+        """Return their ids; every token is looked at once for each `stop`."""
+        if stop not in self._found:
+            every = range(len(self._tokenizer))
+            texts = self._tokenizer.batch_decode([[token] for token in every])
+            found = [token for token, text in enumerate(texts) if stop in text]
+            self._found[stop] = [self._tokenizer.eos_token_id, *found]
+        return self._found[stop]

@@ -51,7 +51,13 @@ class RolloutRequest:
 
 
 class RolloutEngine(ABC):
-    """Generates completions, on the weights of the version that it last synced."""
+    """Generates completions, on the weights of the version that it last synced.
+
+    Attributes:
+        unsigned_zeros: names of tensors whose digest is that of the tensor plus 0, so that -0.0 counts as 0.0.
+    """
+
+    unsigned_zeros: frozenset[str] = frozenset()
 
     @abstractmethod
     def sync(self) -> Synced:
@@ -63,7 +69,10 @@ class RolloutEngine(ABC):
 
     @abstractmethod
     def digests(self) -> dict[str, str]:
-        """Return the SHA-256 of every tensor in the memory that generates, by canonical name."""
+        """Return the SHA-256 of every tensor in the memory that generates, by canonical name.
+
+        It also says in `unsigned_zeros` of which tensors the engine could not tell -0.0 from 0.0.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -151,7 +160,7 @@ class EngineProcess(RolloutEngine):
             self._process.kill()
             raise TransportTimeoutError(
                 f"the rollout engine (process {self._process.pid}) did not answer {act!r} within "
-                f"{self._timeout_s:.0f} s and was killed; {self._log_tail()}"
+                f"{self._timeout_s:.0f} s and was killed; {log_tail(self._log)}"
             ) from None
         if line is None:
             raise self._lost(act)
@@ -164,12 +173,8 @@ class EngineProcess(RolloutEngine):
         status = self._process.wait()
         return PeerLostError(
             f"the rollout engine (process {self._process.pid}) ended with status {status} while "
-            f"the trainer waited for {act!r}; {self._log_tail()}"
+            f"the trainer waited for {act!r}; {log_tail(self._log)}"
         )
-
-    def _log_tail(self) -> str:
-        lines = self._log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
-        return "its log ends: " + "\n  ".join(lines) if lines else "its log is empty"
 
     def _read(self) -> None:
         stdout = self._process.stdout
@@ -177,3 +182,9 @@ class EngineProcess(RolloutEngine):
             for line in stdout:
                 self._replies.put(line)
         self._replies.put(None)
+
+
+def log_tail(log: Path) -> str:
+    """Return how a process's log ends, to be put behind a message."""
+    lines = log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+    return "its log ends: " + "\n  ".join(lines) if lines else "its log is empty"

@@ -35,7 +35,16 @@ def start_process(base: Path, store: str, log: Path) -> RolloutEngine:
     return EngineProcess([sys.executable, "-m", "syncline.demo.engine", str(base), store], log=log)
 
 
-def run(config: DemoConfig, start_engine: StartEngine = start_process) -> DemoResult:
+def starter(engine: str) -> StartEngine:
+    """Return what starts an engine of this name; see `config.ENGINES`."""
+    if engine == "vllm":
+        from syncline.demo.vllm_engine import start_vllm
+
+        return start_vllm
+    return start_process
+
+
+def run(config: DemoConfig, start_engine: StartEngine | None = None) -> DemoResult:
     """Train, keep the engine in step through a store, and find out whether it is bit-identical.
 
     Prints a table, or JSON lines, on standard output, and draws a picture. The verdict is in the
@@ -43,7 +52,8 @@ def run(config: DemoConfig, start_engine: StartEngine = start_process) -> DemoRe
 
     Args:
         config: what to train, for how long, and where.
-        start_engine: starts the engine that generates; another back end goes in here.
+        start_engine: starts the engine that generates; None: that of `config.engine`. Another back end
+            goes in here.
 
     Raises:
         ConfigError: `config.out` is not new or empty, or a package or the model is missing.
@@ -51,10 +61,11 @@ def run(config: DemoConfig, start_engine: StartEngine = start_process) -> DemoRe
         SynclineError: a version could not be published or applied.
     After any of them, Ctrl-C and SIGTERM, the engine process is gone and so is the temporary directory.
     """
+    start = starter(config.engine) if start_engine is None else start_engine
     display = make_display(config)
     let_threads_sleep()
     with cleaned_up_on_sigterm(), display.live(), working_directory(config.out) as work:
-        result = _run(config, work, start_engine, display)
+        result = _run(config, work, start, display)
     display.result(result)
     return result
 

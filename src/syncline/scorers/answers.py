@@ -7,7 +7,7 @@ it is what the model computed, and whoever compares has to see it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 import numpy as np
@@ -71,6 +71,19 @@ def as_scores(
     scores = Scores(np.asarray(logprobs, np.float64), tokens, values, resumed)
     _check_values(scores, where)
     return scores
+
+
+def resumed_logprob(token: int, place: Mapping[int, float], where: str) -> float:
+    """Return the log-probability of the only token that an engine was allowed to sample.
+
+    Where all logits are NaN, engines sample whatever comes first, allowed or not: then it is NaN.
+
+    Raises:
+        FormatError: another token was sampled, with a probability.
+    """
+    if token not in place and not (place and all(math.isnan(one) for one in place.values())):
+        refuse(where, f"token {token}", f"{dict(place)}")
+    return place.get(token, math.nan)
 
 
 def refuse(where: str, expected: str, found: str) -> NoReturn:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from syncline.abc import Scorer
 from syncline.hotload import Token
-from syncline.scorers.answers import as_scores, check_top, refuse
+from syncline.scorers.answers import as_scores, check_top, refuse, resumed_logprob
 from syncline.scorers.http import TIMEOUT_S, JsonDoor, logprob, token_id
 from syncline.types import Probe, Scores
 
 ROUTE = "/v1/completions"
 _TOKEN = "token_id:"  # noqa: S105 - a prefix that vLLM writes
+_NAMED = re.compile(_TOKEN + "[0-9]{1,10}")
 
 
 class VllmScorer(Scorer):
@@ -69,9 +71,11 @@ class VllmScorer(Scorer):
         at = ("choices", 0, "logprobs")
         tokens = self._door.items(answer, *at, "tokens")
         values = self._door.items(answer, *at, "token_logprobs")
-        if tokens != [f"{_TOKEN}{last}"] or len(values) != 1:
-            refuse(self._door.url, f"token {last}, once", f"{tokens!r:.120}, {values!r:.120}")
-        return logprob(values[0], self._door.url)
+        url = self._door.url
+        if len(tokens) != 1 or len(values) != 1 or _NAMED.fullmatch(str(tokens[0])) is None:
+            refuse(url, f"token {last}, once", f"{tokens!r:.120}, {values!r:.120}")
+        sampled = token_id(int(tokens[0].removeprefix(_TOKEN)), url)
+        return resumed_logprob(last, {sampled: logprob(values[0], url)}, url)
 
     def _ask(self, tokens: Sequence[int], **options: Any) -> Any:
         question = {"prompt": list(tokens), "max_tokens": 1, "temperature": 0.0, **options}

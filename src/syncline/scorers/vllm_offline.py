@@ -7,7 +7,7 @@ from typing import Any
 
 from syncline.abc import Scorer
 from syncline.errors import ConfigError, TransportUnavailableError
-from syncline.scorers.answers import as_scores, check_top, refuse
+from syncline.scorers.answers import as_scores, check_top, refuse, resumed_logprob
 from syncline.types import Probe, Scores
 
 
@@ -66,8 +66,8 @@ class VllmOfflineScorer(Scorer):
                 refuse(self.name, f"token {token}", f"{sorted(row)}")
         taken = [row[token] for token, row in zip(probe.continuation, rows, strict=True)]
         [place] = resumed.outputs[0].logprobs
-        if probe.tokens[-1] not in place:
-            refuse(self.name, f"token {probe.tokens[-1]}", f"{sorted(place)}")
-        again = float(place[probe.tokens[-1]].logprob)
+        again = resumed_logprob(
+            probe.tokens[-1], {token: one.logprob for token, one in place.items()}, self.name
+        )
         ranked = [list(row.items()) for row in rows]
         return as_scores(probe, taken, ranked, top, self.name, again)

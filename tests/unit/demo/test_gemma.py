@@ -7,7 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from syncline.demo.gemma import SPECIAL, cut_vocabulary, dither, is_spelled_out
+from syncline.demo.gemma import (
+    SPECIAL,
+    begin_with_bos,
+    cut_vocabulary,
+    dither,
+    is_spelled_out,
+)
+from syncline.demo.models import load_tokenizer
+from syncline.demo.tiny import make_tokenizer
 
 gguf = pytest.importorskip("gguf")
 torch = pytest.importorskip("torch")
@@ -98,3 +106,14 @@ def test_noise_fills_the_zeros_stays_within_half_a_step_and_is_always_the_same()
     assert (moved <= step / 2 + grid.view(-1, 32).abs() / 256 + step / 256).all()
     assert moved.max() > step.min() / 3
     assert (models[0].bias == 0).all()
+
+
+def test_every_text_begins_with_bos_once(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.add_special_tokens({"bos_token": "<bos>"})
+    plain = tokenizer.encode("1+1")
+    for _ in range(2):
+        begin_with_bos(tokenizer)
+        tokenizer.save_pretrained(tmp_path)
+        tokenizer = load_tokenizer(tmp_path)
+        assert tokenizer.encode("1+1") == [tokenizer.bos_token_id, *plain]

@@ -98,8 +98,17 @@ def test_a_resumed_token_that_was_not_asked_for_is_refused() -> None:
         if found is not None:
             found["tokens"] = ["token_id:8"]
 
-    with pytest.raises(FormatError, match="token 5, once"):
+    with pytest.raises(FormatError, match="expected token 5, found {8: -"):
         scored("vllm", spoil=other)
+
+
+def test_a_resumed_token_that_nan_logits_led_to_is_nan() -> None:
+    def other(answer: dict) -> None:
+        found = answer["choices"][0].get("logprobs")
+        if found is not None:
+            found.update(tokens=["token_id:0"], token_logprobs=[math.nan])
+
+    assert math.isnan(scored("vllm", spoil=other).resumed)
 
 
 @pytest.mark.parametrize("written", [None, math.nan, -9999.0, -math.inf])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 
 import numpy as np
 
 from syncline import device, kernels
 from syncline.abc import Buffer, Inlet
+from syncline.errors import TransportError
 from syncline.format.bucket import Bucket, Cargo, Piece
 from syncline.sync.decode import Decoded, DecodedSpan, changed_units, to_record
 from syncline.sync.phases import Phases
@@ -32,6 +33,14 @@ class Arriving:
         self._cargo = cargo
         self._phases = phases
         self._on_bytes = on_bytes
+        self._sizes = [bucket.nbytes for bucket in cargo.buckets if bucket.nbytes]
+        self._has_begun = False
+
+    def abandon(self) -> None:
+        """End the round for everybody if it was never begun here, so that nobody waits for this engine."""
+        if self._sizes and not self._has_begun:
+            with suppress(TransportError), closing(self._inlet.buckets(self._sizes)) as coming:
+                next(coming)
 
     def payloads(self, manifest: Manifest) -> Generator[tuple[TensorEntry, Buffer], None, None]:
         """Yield every payload of a delta, copied out of the buckets. Memory: one payload."""
@@ -87,8 +96,8 @@ class Arriving:
 
     def _buckets(self) -> Generator[tuple[Bucket, Bits], None, None]:
         """Yield each bucket and its bytes in host memory, which are valid until the next is asked for."""
-        sizes = [bucket.nbytes for bucket in self._cargo.buckets if bucket.nbytes]
-        with closing(self._inlet.buckets(sizes)) as coming:
+        self._has_begun = True
+        with closing(self._inlet.buckets(self._sizes)) as coming:
             for bucket in self._cargo.buckets:
                 if not bucket.nbytes:
                     yield bucket, np.empty(0, np.uint8)
@@ -103,7 +112,7 @@ class Arriving:
                         here = device.to_host(there)
                     yield bucket, here
             # Asking once more releases the last bucket.
-            if sizes:
+            if self._sizes:
                 with self._phases("wire"):
                     next(coming, None)
 

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from syncline.abc import Channel, Observe, Outlet
-from syncline.errors import ConfigError, SynclineError, TransportError
+from syncline.errors import ConfigError, PeerLostError, SynclineError, TransportError
 from syncline.format import bucket, digest
 from syncline.format import cargo as cargo_format
 from syncline.format.bucket import Cargo
@@ -26,6 +26,7 @@ from syncline.version import HeldVersion, Kind
 STEPS = (
     "deliver.offered",
     "deliver.answered",
+    "deliver.ready",
     "deliver.opened",
     "deliver.bucket_sent",
     "deliver.sent",
@@ -172,20 +173,40 @@ class _Attempt:
         if self.refused:
             self._refuse(asked)
             return True
+        broke = self._rounds(goods, groups, wants, bucket_bytes, phases)
+        if broke is not None:
+            self._call_off(asked, broke)
+            return bool(self.refused)
+        with phases("wire"):
+            self._conclude(asked)
+        return True
+
+    def _rounds(
+        self,
+        goods: Goods,
+        groups: Mapping[Kind, Sequence[str]],
+        wants: Mapping[str, tuple[str, bool]],
+        bucket_bytes: int,
+        phases: Phases,
+    ) -> str | None:
+        """Move the buckets of every kind that is wanted; return what broke, if anything.
+
+        The error itself is let go: with it would stay what its frames hold, open connections among it.
+        """
         try:
             for kind, names in groups.items():
                 if names:
                     needs_files = any(wants[name][1] for name in names)
                     self._round(goods, kind, names, bucket_bytes, needs_files, phases)
         except TransportError as error:
-            self._call_off(asked, str(error))
-            return bool(self.refused)
+            return str(error)
         except BaseException as error:
-            self._verdict(asked, f"the trainer failed: {error}")
+            self._verdict(
+                [name for names in groups.values() for name in names],
+                f"the trainer failed: {error}",
+            )
             raise
-        with phases("wire"):
-            self._conclude(asked)
-        return True
+        return None
 
     def _offer(self, goods: Goods, kinds: Sequence[Kind]) -> dict[str, tuple[str, bool]]:
         """Return by engine what it needs, and whether it needs the files, too."""
@@ -237,6 +258,8 @@ class _Attempt:
         with phases("wire"):
             for name in names:
                 messages.send(self._channels[name], messages.LOAD, self._generation, fields, blobs)
+            self._hear_ready(names)
+            self._observe(Step("deliver.ready"))
             sizes = [each.nbytes for each in cargo.buckets if each.nbytes]
             if not sizes:
                 return
@@ -251,6 +274,15 @@ class _Attempt:
         self.kinds.add(kind)
         self.served += names
         self.wire_bytes += cargo.nbytes * len(names)
+
+    def _hear_ready(self, names: Sequence[str]) -> None:
+        """Wait until all have looked at what is to come; raise if one cannot take it, or is lost."""
+        for name, answer in self._hear((messages.READY, messages.VOTE), names):
+            if answer.kind == messages.VOTE:
+                self.refused[name] = answer.fields.text("error")
+        missing = [name for name in names if name in self.lost or name in self.refused]
+        if missing:
+            raise PeerLostError(f"engines {', '.join(map(repr, missing))} cannot take part")
 
     def _conclude(self, asked: Collection[str]) -> None:
         """Collect the votes, say what they come to, and hear who has committed."""
@@ -284,7 +316,12 @@ class _Attempt:
         for name in [name for name in self._channels if name not in here]:
             self._lose(name, "it died or left")
         broken = []
-        for name, vote in self._hear((messages.VOTE,), asked):
+        left = [name for name in asked if name not in self.refused]
+        for name in left:
+            if name in self._channels:
+                with self._blaming(name):
+                    messages.send(self._channels[name], messages.BREAK, self._generation, {})
+        for name, vote in self._hear((messages.VOTE,), left):
             if vote.fields["is_own"] is True:
                 self.refused[name] = vote.fields.text("error")
             else:

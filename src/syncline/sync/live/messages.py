@@ -3,13 +3,16 @@
     trainer                                   engine
     offer   which version, its manifest  ->
                                          <-   answer   what it needs: nothing, delta, full
-    load    what is in the buckets       ->            (then the buckets, by `Outlet` and `Inlet`)
+    load    what is in the buckets       ->
+                                         <-   ready    that is what the version has
+            the buckets, by `Outlet`     ->            and `Inlet`
                                          <-   vote     all of it is decoded and proved; or why not, and
                                                        whether that is this engine's own fault
     verdict commit, or why not, and      ->
             whether another try follows
                                          <-   done     the engine holds it; or why not
 
+`break` may come at any time after `load`: the round is over, or will not begin, and a vote is waited for.
 Every message names its generation, one for each attempt; messages of earlier ones are dropped where they
 arrive late. Nothing an engine hears before `verdict` changes a bit of its weights.
 """
@@ -24,12 +27,15 @@ from syncline.abc import Buffer, Channel
 from syncline.errors import FormatError
 from syncline.format import strict_json
 
-OFFER, ANSWER, LOAD, VOTE, VERDICT, DONE = "offer", "answer", "load", "vote", "verdict", "done"
+OFFER, ANSWER, LOAD, READY, BREAK = "offer", "answer", "load", "ready", "break"
+VOTE, VERDICT, DONE = "vote", "verdict", "done"
 
 _KEYS: Mapping[str, tuple[str, ...]] = {
     OFFER: ("sha256", "has_table", "allowed"),
     ANSWER: ("wants", "needs_files"),
     LOAD: ("kind", "files"),
+    READY: (),
+    BREAK: (),
     VOTE: ("error", "is_own"),
     VERDICT: ("error", "again"),
     DONE: ("error",),

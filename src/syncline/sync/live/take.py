@@ -177,19 +177,20 @@ class Taker:
             raise FormatError("the trainer's load says nothing of its buckets")
         _check_cargo(cargo, at, self._generation, "full" if base is None else "delta")
         files = _files(load)
+        metas = self._engine.tensors()
+        if metas:
+            check_layout(metas, at.manifest)
+        if base is not None:
+            check_link(at.manifest, base)
         self.kind = cargo.kind
+        self._send(messages.READY, {})
         self._observe(Step("take.loading", 0, cargo.nbytes))
         arriving = Arriving(self._inlet, cargo, self._phases, self._arrived)
-        metas = self._engine.tensors()
-        if not metas:
-            with self._phases("apply"), closing(self._tensors(arriving, at)) as tensors:
-                self._engine.create(at, self._committing(tensors), files)
-        else:
-            check_layout(metas, at.manifest)
-            if base is not None:
-                check_link(at.manifest, base)
-            with self._phases("apply"), closing(self._records(arriving, at, base)) as records:
-                self._engine.apply(self._committing(records), at)
+        try:
+            self._into_engine(arriving, at, base, files if not metas else None)
+        except BaseException:
+            arriving.abandon()
+            raise
         self._observe(Step("take.applied"))
         if self._verify == "full":
             with self._phases("verify"):
@@ -197,6 +198,21 @@ class Taker:
         with suppress(TransportError):  # the version is in; the next call finds out who is gone
             self._send(messages.DONE, {"error": None})
         self._observe(Step("take.done"))
+
+    def _into_engine(
+        self,
+        arriving: Arriving,
+        at: HeldVersion,
+        base: Manifest | None,
+        files: Mapping[str, bytes] | None,
+    ) -> None:
+        """Let the engine take what arrives; `files` is None if it holds tensors already."""
+        if files is not None:
+            with self._phases("apply"), closing(self._tensors(arriving, at)) as tensors:
+                self._engine.create(at, self._committing(tensors), files)
+            return
+        with self._phases("apply"), closing(self._records(arriving, at, base)) as records:
+            self._engine.apply(self._committing(records), at)
 
     def _records(
         self, arriving: Arriving, at: HeldVersion, base: Manifest | None
