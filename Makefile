@@ -75,7 +75,7 @@ test: lint type test-native cross-env peers-env vllm-smoke sglang-smoke
 	$(BIN)/pytest
 
 # Real vLLM on this CPU; engines are shared between tests, and its own warnings are not ours.
-VLLM_TESTS := $(VLLM)/bin/python -m pytest --override-ini filterwarnings=default tests/vllm
+VLLM_TESTS := $(VLLM)/bin/python -m pytest -o filterwarnings=default -o faulthandler_timeout=900 tests/vllm
 
 vllm-smoke: vllm-env
 	$(VLLM_TESTS)

@@ -9,6 +9,7 @@ pause. Also shown: the same pause with nothing to apply in it, which is what vLL
 from __future__ import annotations
 
 import json
+import signal
 import statistics
 import sys
 import tempfile
@@ -20,7 +21,7 @@ from machine import machine
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
-ROUNDS = 7
+ROUNDS = 5
 DENSITY = 0.01
 
 
@@ -79,6 +80,7 @@ def main() -> None:
     from syncline.vllm.control import HttpControl
     from vllm_serving import Served
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the server is stopped, too
     with tempfile.TemporaryDirectory() as work:
         directory = Path(work)
         write_model(directory / "model")
@@ -97,6 +99,12 @@ def main() -> None:
                 version = publisher.publish(weights).version
                 done = bring(control, str(store), version, CommitOptions())
                 rounds.append((done, empty_pause_s(control), count))
+                print(
+                    done,
+                    f"pause/apply {done.pause_s / done.apply_s:.2f}",
+                    file=sys.stderr,
+                    flush=True,
+                )
         finally:
             served.stop()
     taken = {

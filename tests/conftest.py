@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
+from faulty_proxy import FaultyProxy
+from s3_server import S3Server
 from syncline import arrays
 from syncline.types import DTYPE_BITS, TensorMeta, unsigned
 
@@ -61,3 +65,24 @@ def every_dtype(rng: np.random.Generator) -> dict[str, tuple[TensorMeta, np.ndar
 def random_bits(meta: TensorMeta, rng: np.random.Generator) -> np.ndarray:
     raw = rng.integers(0, 256, meta.nbytes, np.uint8)
     return raw.view(unsigned(meta.unit_bytes)).copy()
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """A server of S3 in a process of its own, with a bucket called `bucket`."""
+    with S3Server() as server:
+        server.make_bucket("bucket")
+        yield server
+
+
+@pytest.fixture
+def s3_prefix() -> str:
+    """A part of the bucket that no other test uses."""
+    return f"run-{secrets.token_hex(6)}"
+
+
+@pytest.fixture
+def faulty_proxy(s3_server: S3Server) -> Iterator[FaultyProxy]:
+    """A proxy before that server which breaks what it is told to."""
+    with FaultyProxy(s3_server.url) as proxy:
+        yield proxy

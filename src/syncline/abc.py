@@ -33,6 +33,8 @@ from syncline.types import (
 )
 from syncline.version import ForeignVersion, HeldVersion, Kind
 
+_PIECE_BYTES = 8 << 20
+
 Buffer = bytes | bytearray | memoryview
 ByteArray = NDArray[np.uint8]
 Observe = Callable[[Step], None]
@@ -125,7 +127,18 @@ class Codec(ABC):
 
 
 class Store(ABC):
-    """Objects by key, with compare-and-swap on small ones. Keys are relative POSIX paths."""
+    """Objects by key, with compare-and-swap on small ones. Keys are relative POSIX paths.
+
+    `str(store)` says where it is, for messages; it never shows a secret.
+
+    Attributes:
+        visible_within_s: how long after a write returned others may still not see it; 0: they do at once.
+    """
+
+    visible_within_s: float = 0.0
+
+    def __str__(self) -> str:
+        return type(self).__name__
 
     @abstractmethod
     def put(self, key: str, chunks: Iterable[Buffer]) -> None:
@@ -143,6 +156,15 @@ class Store(ABC):
         Raises:
             ObjectNotFoundError: no object has this key.
         """
+
+    def pieces(self, key: str, size_bytes: int) -> Iterator[bytes]:
+        """Yield the object's first `size_bytes` bytes in order, in pieces of a few MiB.
+
+        Raises: as `get`, at the piece that failed; a shorter object ends early.
+        Memory: a few pieces. A store that many requests at once serve faster overrides this.
+        """
+        for start in range(0, size_bytes, _PIECE_BYTES):
+            yield self.get(key, start, min(start + _PIECE_BYTES, size_bytes))
 
     @abstractmethod
     def list(self, prefix: str = "") -> list[ObjectInfo]:

@@ -11,6 +11,7 @@ KERNELS = ("native", "numpy")
 
 _MOST_THREADS_UNASKED = 16
 _MOST_THREADS = 1024
+_LONGEST_S = 86_400
 
 
 def forced_isa() -> str | None:
@@ -41,6 +42,30 @@ def secret(variable: str) -> str:
     if not value:
         raise ConfigError(f"{variable}: expected a token in this environment variable, found none")
     return value
+
+
+def is_plain_http_allowed() -> bool:
+    """Tell whether `AWS_ALLOW_HTTP` or `AZURE_ALLOW_HTTP` is true: obstore's own, for endpoints without TLS."""
+    values = (os.environ.get(name, "") for name in ("AWS_ALLOW_HTTP", "AZURE_ALLOW_HTTP"))
+    return any(value.lower() in ("1", "true") for value in values)
+
+
+def store_deadline_s() -> float:
+    """Return how long one request to a store is tried again: `SYNCLINE_STORE_DEADLINE_S`, or 120.
+
+    Raises:
+        ConfigError: the variable is no number from 0 to 86400.
+    """
+    return _seconds("SYNCLINE_STORE_DEADLINE_S", 120.0)
+
+
+def store_visible_within_s() -> float:
+    """Return how long a store's writes may stay unseen: `SYNCLINE_STORE_VISIBLE_WITHIN_S`, or 0: not at all.
+
+    Raises:
+        ConfigError: the variable is no number from 0 to 86400.
+    """
+    return _seconds("SYNCLINE_STORE_VISIBLE_WITHIN_S", 0.0)
 
 
 def is_untested_vllm_allowed() -> bool:
@@ -99,3 +124,18 @@ def _choice(variable: str, choices: tuple[str, ...]) -> str | None:
     if value is not None and value not in choices:
         raise ConfigError(f"{variable}: expected one of {', '.join(choices)}, found {value!r}")
     return value
+
+
+def _seconds(variable: str, default: float) -> float:
+    value = os.environ.get(variable)
+    if value is None:
+        return default
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= _LONGEST_S:
+        raise ConfigError(
+            f"{variable}: expected a number of seconds from 0 to {_LONGEST_S}, found {value!r}"
+        )
+    return seconds

@@ -5,10 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import obstore.store
 import pytest
 
+from fake_hub import FakeHub
+from s3_server import s3_service
 from syncline.abc import Store
 from syncline.errors import (
     ConfigError,
@@ -17,8 +20,40 @@ from syncline.errors import (
     StoreError,
     VersionConflictError,
 )
-from syncline.stores import FilesystemStore, MemoryStore, ObjectStore
+from syncline.stores import (
+    FilesystemStore,
+    HookedStore,
+    HubStore,
+    LaggingStore,
+    MemoryStore,
+    ObjectStore,
+)
+from syncline.stores.writes import Leased, lease_on
 from syncline.types import ObjectInfo
+
+
+class Ticks:
+    """A clock of one second a look."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1
+        return self.now
+
+
+def leased(path: Path) -> Store:
+    store = ObjectStore(obstore.store.MemoryStore(), one_request_bytes=3, writes="lease")
+    store._writes = Leased(store._service, lease_on(store._service, lasts_s=5.0, settle_s=0.002))
+    return store
+
+
+def hub_in_pieces(path: Path) -> Store:
+    store = HubStore("me/bucket", api=FakeHub(), lasts_s=5.0, settle_s=0.002)
+    store._one_request_bytes = 3
+    return store
+
 
 MAKERS: dict[str, Callable[[Path], Store]] = {
     "memory": lambda path: MemoryStore(),
@@ -27,12 +62,34 @@ MAKERS: dict[str, Callable[[Path], Store]] = {
     "object_store_in_pieces": lambda path: ObjectStore(
         obstore.store.MemoryStore(), one_request_bytes=3
     ),
+    "hooked": lambda path: HookedStore(
+        MemoryStore(), post_write=lambda key: None, pre_read=lambda key: None
+    ),
+    "lagging": lambda path: LaggingStore(
+        MemoryStore(), 1.0, sleep=lambda seconds: None, clock=Ticks()
+    ),
+    "hub": lambda path: HubStore("me/bucket", "run", api=FakeHub(), lasts_s=5.0, settle_s=0.002),
+    "hub_in_pieces": hub_in_pieces,
+    "leased": leased,
+}
+"""Stores that need nothing but this process."""
+
+S3_OPTIONS: dict[str, dict[str, Any]] = {
+    "s3": {},
+    "s3_in_pieces": {"one_request_bytes": 3},
+    "s3_through_a_proxy": {},
 }
 
 
-@pytest.fixture(params=sorted(MAKERS))
+@pytest.fixture(params=sorted([*MAKERS, *S3_OPTIONS]))
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    return MAKERS[request.param](tmp_path)
+    if request.param not in S3_OPTIONS:
+        return MAKERS[request.param](tmp_path)
+    endpoint = request.getfixturevalue("s3_server").url
+    if request.param == "s3_through_a_proxy":
+        endpoint = request.getfixturevalue("faulty_proxy").url
+    service = s3_service(endpoint, request.getfixturevalue("s3_prefix"))
+    return ObjectStore(service, **S3_OPTIONS[request.param])
 
 
 def test_put_then_get(store: Store) -> None:
@@ -75,6 +132,29 @@ def test_put_copies_a_buffer_that_is_reused(store: Store) -> None:
 def test_get_range_is_clipped(store: Store, start: int, stop: int | None, expected: bytes) -> None:
     store.put("key", [b"0123456789"])
     assert store.get("key", start, stop) == expected
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 9, 10, 12])
+def test_pieces_come_in_order(store: Store, size_bytes: int) -> None:
+    store.put("key", [b"0123456789"])
+    assert b"".join(store.pieces("key", size_bytes)) == b"0123456789"[:size_bytes]
+
+
+def test_pieces_of_a_missing_object(store: Store) -> None:
+    with pytest.raises(ObjectNotFoundError, match="a/missing"):
+        list(store.pieces("a/missing", 2))
+
+
+def test_many_pieces_come_in_order(store: Store) -> None:
+    content = b"".join(bytes([number]) * (5 << 20) for number in range(5))
+    store.put("v1/part", [content[:1], content[1:]])
+    assert b"".join(store.pieces("v1/part", len(content))) == content
+
+
+def test_a_store_says_where_it_is_in_one_line(store: Store) -> None:
+    assert str(store)
+    assert "\n" not in str(store)
+    assert "test-secret" not in str(store) + repr(store)
 
 
 def test_get_of_a_missing_object(store: Store) -> None:

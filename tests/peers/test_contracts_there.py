@@ -1,4 +1,4 @@
-"""Mooncake and NIXL through the contract suite of peer memory, in the environment that has them.
+"""Mooncake and NIXL through the contract suite of peer memory, and engines that join over them, in the environment that has them.
 
 `make peers-env` makes it; part of `make test`.
 """
@@ -13,6 +13,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = Path(os.environ.get("SYNCLINE_PEERS_ENV", ROOT / ".venvs" / "peers"))
+
+SUITES = (
+    ROOT / "tests" / "contracts" / "test_peer_contract.py",
+    ROOT / "tests" / "unit" / "hosts" / "test_transports.py",
+)
 
 pytestmark = pytest.mark.skipif(
     not (ENVIRONMENT / ".made-from").exists(),
@@ -30,7 +35,7 @@ def test_the_contract_holds(kind):
     python = ENVIRONMENT / "bin" / "python"
     options = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-rs")
     done = subprocess.run(
-        [python, *options, "-k", kind, ROOT / "tests" / "contracts" / "test_peer_contract.py"],
+        [python, *options, "-k", kind, *SUITES],
         capture_output=True,
         text=True,
         timeout=240,

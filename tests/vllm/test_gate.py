@@ -106,7 +106,7 @@ def test_scores_are_those_of_this_very_place_and_token(followed: Followed) -> No
 
 
 @pytest.mark.parametrize(
-    "name", [EMBEDDING, "model.layers.0.mlp.down_proj.weight", "model.norm.weight"]
+    "name", [EMBEDDING, "model.layers.1.mlp.down_proj.weight", "model.norm.weight"]
 )
 def test_one_flipped_high_bit_is_caught(followed: Followed, name: str) -> None:
     gate = followed.learned()

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(
 
 PROMPTS = [[5, 6, 7, 8, 9] * 3, [2 + (7 * i * i + 3 * i) % 90 for i in range(61)]]
 TOKENS = 12
-DELTAS = 50
+DELTAS, DELTAS_OF_SMOKE = 50, 10
 
 
 @dataclass(frozen=True)
@@ -133,12 +133,13 @@ def following(
         yield Following(llm, trainer, setup)
 
 
-def test_fifty_random_deltas(following: Following) -> None:
+def test_random_deltas(following: Following, request: pytest.FixtureRequest) -> None:
+    is_smoke = "not slow" in request.config.option.markexpr
     following.follow(following.trainer.version)
     following.check()
     following.check_tokens()
     before = greedy(following.llm, PROMPTS, TOKENS)
-    for number in range(DELTAS):
+    for number in range(DELTAS_OF_SMOKE if is_smoke else DELTAS):
         following.follow(following.trainer.step())
         following.check()
         if number % 10 == 9:

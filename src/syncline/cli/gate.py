@@ -16,10 +16,10 @@ from syncline.gate import (
     Committed,
     Gate,
     GateReport,
-    Limits,
     Reference,
     draw_probes,
     make_reference,
+    read_limits,
 )
 from syncline.gate.limits import FIGURES, MARGINS
 from syncline.gate.probes import LENGTHS
@@ -98,7 +98,7 @@ def gate(
     token = None if token_env is None else Token.from_env(token_env)
     opened = open_store(store)
     target = own_history(opened).target(version)
-    limits = None if limits_path is None else _limits(limits_path)
+    limits = None if limits_path is None else read_limits(limits_path)
     reference = None if checkpoint is None else _reference(opened, target, checkpoint, lengths)
     scorer: Scorer = (VllmScorer if kind == "vllm" else SglangScorer)(url, token=token)
     is_proven = proven or (kind == "vllm" and _is_proven(url, token, target))
@@ -110,10 +110,6 @@ def gate(
     _show(report, as_json=as_json)
     if not report.is_good:
         sys.exit(FLAGGED if report.verdict == "flagged" else UNJUDGED)
-
-
-def _limits(path: Path) -> Limits | None:
-    return Limits.load(path.read_bytes(), str(path)) if path.exists() else None
 
 
 def _reference(

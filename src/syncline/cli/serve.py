@@ -12,10 +12,11 @@ import click
 from syncline.abc import Engine
 from syncline.cli import output
 from syncline.cli.options import json_option
-from syncline.cli.servers import KINDS, PAUSES, Following, replica_of
+from syncline.cli.servers import KINDS, PAUSES, Following, Gating, replica_of
 from syncline.engines import CheckpointDir
 from syncline.engines.checkpoint_dir import Mode
 from syncline.errors import ConfigError
+from syncline.gate import GateAction
 from syncline.hotload import Token
 from syncline.serving import Replica
 from syncline.serving import serve as run_server
@@ -69,6 +70,24 @@ _OBJECT = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)")
     metavar="DIR",
     help="With --engine sglang: its SYNCLINE_SGLANG_STAGING; by default beside the checkpoint.",
 )
+@click.option(
+    "--gate",
+    "gate_action",
+    type=click.Choice(["flag", "rollback"]),
+    help="With --engine: score every version against the trainer's scores; what to do above the limits.",
+)
+@click.option(
+    "--gate-every",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="With --gate: score one version in so many.",
+)
+@click.option(
+    "--gate-limits",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="With --gate: limits from an earlier run; written when they are learned.",
+)
 @json_option
 def serve(
     target: str | None,
@@ -85,6 +104,9 @@ def serve(
     pause: str | None,
     engine_token_env: str | None,
     staging: str | None,
+    gate_action: GateAction | None,
+    gate_every: int,
+    gate_limits: Path | None,
     as_json: bool,
 ) -> None:
     """Keep DIR, a checkpoint directory, on the versions that clients of the hot-load API ask for.
@@ -100,10 +122,11 @@ def serve(
         if url is None:
             raise click.UsageError("--engine needs --url")
         secret = None if engine_token_env is None else Token.from_env(engine_token_env)
-        given = Following(store, url, target, staging, pause, poll_s, secret)
+        gating = None if gate_action is None else Gating(gate_action, gate_every, gate_limits)
+        given = Following(store, url, target, staging, pause, poll_s, secret, gating)
         replica = replica_of(kind, given)
         served = url
-    elif target is None or url is not None:
+    elif target is None or url is not None or gate_action is not None:
         raise click.UsageError("give DIR or ENGINE, or --engine with --url")
     else:
         engine = _engine(target) if _OBJECT.fullmatch(target) else _directory(target, mode, adopt)

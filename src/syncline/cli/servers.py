@@ -9,9 +9,12 @@ from typing import TypeVar, get_args
 
 import click
 
+from syncline.abc import Store
 from syncline.engines import CheckpointDir
+from syncline.gate import Gate, GateAction, read_limits
 from syncline.hotload import Token
-from syncline.serving import Replica
+from syncline.scorers import SglangScorer, VllmScorer
+from syncline.serving import Puller, Replica, ScoredPuller
 from syncline.sglang.commit import CommitOptions as SglangOptions
 from syncline.sglang.control import PauseMode as SglangPause
 from syncline.sglang.control import SglangHttp
@@ -31,6 +34,19 @@ PAUSES = tuple(dict.fromkeys((*_VLLM_PAUSES, *_SGLANG_PAUSES)))
 
 
 @dataclass(frozen=True, slots=True)
+class Gating:
+    """How versions are scored after they were taken; see `syncline.gate.Gate`.
+
+    Attributes:
+        limits: file that they are read from, and written to when they are learned; None: neither.
+    """
+
+    action: GateAction
+    every: int
+    limits: Path | None
+
+
+@dataclass(frozen=True, slots=True)
 class Following:
     """What the command line says of a server.
 
@@ -42,6 +58,7 @@ class Following:
         pause: what becomes of running requests; None: the engine's own way of keeping them.
         poll_s: how often to look for a new version.
         token: that the server asks for; None: none.
+        gating: whether and how every version is scored.
     """
 
     store: str
@@ -51,6 +68,7 @@ class Following:
     pause: str | None
     poll_s: float
     token: Token | None = None
+    gating: Gating | None = None
 
 
 def replica_of(kind: str, given: Following) -> Replica:
@@ -60,9 +78,20 @@ def replica_of(kind: str, given: Following) -> Replica:
         click.UsageError: options that do not go together.
     """
     opened = open_store(given.store)
-    engine = _vllm(given) if kind == "vllm" else _sglang(given)
+    engine: Puller = _vllm(given) if kind == "vllm" else _sglang(given)
+    if given.gating is not None:
+        engine = _scored(kind, given, engine, opened, given.gating)
     # The commit resets the caches itself, so that there is nothing left to do when a client asks for it.
     return Replica(opened, engine, follow_s=given.poll_s, reset_cache=lambda _: None)
+
+
+def _scored(
+    kind: str, given: Following, engine: Puller, store: Store, gating: Gating
+) -> ScoredPuller:
+    scorer = (VllmScorer if kind == "vllm" else SglangScorer)(given.url, token=given.token)
+    limits = None if gating.limits is None else read_limits(gating.limits)
+    gate = Gate(scorer, store, limits=limits, every=gating.every, action=gating.action)
+    return ScoredPuller(engine, store, gate, gating.limits)
 
 
 def _vllm(given: Following) -> VllmServer:

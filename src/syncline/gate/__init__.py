@@ -7,8 +7,8 @@ rounding does. How much rounding does is learned from a version whose weights ar
 """
 
 from syncline.gate.deviation import Deviation, deviation
-from syncline.gate.gate import Gate, RollBack
-from syncline.gate.limits import Limits, learn
+from syncline.gate.gate import Gate, GateAction, RollBack
+from syncline.gate.limits import Limits, learn, read_limits
 from syncline.gate.probes import draw_probes
 from syncline.gate.reference import Reference, make_reference, publish_scores, read_reference
 from syncline.gate.report import Committed, GateReport
@@ -17,6 +17,7 @@ __all__ = [
     "Committed",
     "Deviation",
     "Gate",
+    "GateAction",
     "GateReport",
     "Limits",
     "Reference",
@@ -26,5 +27,6 @@ __all__ = [
     "learn",
     "make_reference",
     "publish_scores",
+    "read_limits",
     "read_reference",
 ]

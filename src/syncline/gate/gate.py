@@ -22,6 +22,9 @@ error says.
 """
 
 
+GateAction = Literal["flag", "rollback"]
+
+
 class Gate:
     """Scores an engine after its commits, against the trainer's scores in the store.
 
@@ -49,7 +52,7 @@ class Gate:
         *,
         limits: Limits | None = None,
         every: int = 1,
-        action: Literal["flag", "rollback"] = "flag",
+        action: GateAction = "flag",
         wait_s: float = 10.0,
     ) -> None:
         if every < 1:
@@ -61,7 +64,7 @@ class Gate:
         self._engine = engine
         self._store = store
         self._every = every
-        self._action = action
+        self.action = action
         self._wait_s = wait_s
         self._commits = 0
         self._good: int | None = None
@@ -94,7 +97,7 @@ class Gate:
                 read; the version is neither good nor flagged.
             What `roll_back` raises; the version is flagged then, see `refuses`.
         """
-        if self._action == "rollback" and roll_back is None:
+        if self.action == "rollback" and roll_back is None:
             raise ConfigError("gate: the action is rollback, so check needs roll_back; found none")
         start_s = time.monotonic()
         report = self._judge(committed, reference)
@@ -102,7 +105,7 @@ class Gate:
             self._good = committed.version
         if report.verdict == "flagged":
             self._refused.add(committed.manifest_sha256)
-            if roll_back is not None and self._action == "rollback":
+            if roll_back is not None and self.action == "rollback":
                 report = self._put_back(report, roll_back)
         return replace(report, seconds=time.monotonic() - start_s)
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -117,3 +118,12 @@ def learn(found: Deviation) -> Limits | None:
     )
     is_useless = found.mean_difference > USELESS
     return None if is_useless or limits.exceeded(found) else limits
+
+
+def read_limits(path: Path) -> Limits | None:
+    """Return the limits in a file; None if there is no such file.
+
+    Raises:
+        FormatError: it holds something else.
+    """
+    return Limits.load(path.read_bytes(), str(path)) if path.exists() else None

@@ -7,6 +7,7 @@ server's mode.
 from syncline.hosts.host import VersionHost
 from syncline.hosts.joining import JoinReport, join
 from syncline.hosts.live import LiveEngine
+from syncline.hosts.meeting import meet_in_directory
 from syncline.hosts.offer import Offer, load_offer
 from syncline.hosts.planning import Fleet
 from syncline.hosts.server import ParameterServer, UpdateReport
@@ -23,4 +24,5 @@ __all__ = [
     "Worker",
     "join",
     "load_offer",
+    "meet_in_directory",
 ]

@@ -76,17 +76,19 @@ class VersionHost:
         self._pin = pin
         self._free: list[Space] = []
         self._offers: dict[str, tuple[Space, Offer]] = {}
+        self._listings: dict[str, ByteArray] = {}
         self._count = 0
         self._lock = threading.RLock()
 
     def allocate(self, nbytes: int) -> ByteArray:
         """Return zeros that all transports of this host can register; pinned if the host pins."""
-        memory: ByteArray = (
-            np.zeros(nbytes, np.uint8) if self._shared is None else self._shared.allocate(nbytes)
-        )
+        memory = self._plain(nbytes)
         if self._pin is not None:
             self._pin(memory)
         return memory
+
+    def _plain(self, nbytes: int) -> ByteArray:
+        return np.zeros(nbytes, np.uint8) if self._shared is None else self._shared.allocate(nbytes)
 
     def bits(self, meta: TensorMeta) -> Bits:
         """Allocate a tensor's bits where peers can read them: for `MemoryEngine(allocate=host.bits)`."""
@@ -171,7 +173,7 @@ class VersionHost:
         with self._lock:
             self._refuse_twice(catalog.held)
             raw = catalog.dump()
-            listing = self.allocate(len(raw))
+            listing = self._plain(len(raw))  # not pinned: every version has one of its own
             listing[:] = np.frombuffer(raw, np.uint8)
             for memory in self._memories:
                 memory.register(space.region("catalog"), listing)
@@ -190,6 +192,7 @@ class VersionHost:
                 ways=tuple(Way(memory.name, memory.describe()) for memory in self._memories),
             )
             self._offers[offer.sha256] = space, offer
+            self._listings[offer.sha256] = listing
             return offer
 
     def withdraw(self, sha256: str) -> Space:
@@ -199,6 +202,9 @@ class VersionHost:
             space.header.begin()
             for memory in self._memories:
                 memory.unregister(space.region("catalog"))
+            listing = self._listings.pop(sha256)
+            if self._shared is not None:
+                self._shared.free(listing)
             return space
 
     def _refuse_twice(self, held: HeldVersion) -> None:

@@ -70,7 +70,7 @@ def join(
         memories: this side's transports, best first; the caller closes them.
         timeout_s: everything included.
         exchange: given if several engines join together: receivers then pass pieces on to each other, and
-            the hosts send the model once. See `meet_in_store`.
+            the hosts send the model once. See `meet_in_directory`.
         bucket_bytes: two of these are staged, and never more than the checkpoint.
         patience_s: how long one sender may keep this side waiting where another has the same.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -28,8 +28,9 @@ class Roads:
         self.memories = tuple(memories)
         self.prefix = prefix
         shared = [peer for peer in memories if isinstance(peer, SharedPeer)]
-        self._allocate: Callable[[int], ByteArray] = shared[0].allocate if shared else _zeros
+        self._shared = shared[0] if shared else None
         self._names: list[str] = []
+        self._rooms: list[ByteArray] = []
         self._checked = [
             Checked(memory, self._allocate, f"{prefix}.look") for memory in self.memories
         ]
@@ -93,7 +94,15 @@ class Roads:
         for memory in self.memories:
             for name in self._names:
                 memory.unregister(name)
+        if self._shared is not None:
+            for room in self._rooms:
+                self._shared.free(room)
+            self._shared.forget()
 
-
-def _zeros(nbytes: int) -> ByteArray:
-    return np.zeros(nbytes, np.uint8)
+    def _allocate(self, nbytes: int) -> ByteArray:
+        """Return zeros that all transports can register, until `close`."""
+        if self._shared is None:
+            return np.zeros(nbytes, np.uint8)
+        room = self._shared.allocate(nbytes)
+        self._rooms.append(room)
+        return room

@@ -63,7 +63,7 @@ class SharedPeer(PeerMemory):
         self._next = 1
 
     def allocate(self, nbytes: int) -> ByteArray:
-        """Return (nbytes,) zeros that peers can map, once registered; they live until `close`.
+        """Return (nbytes,) zeros that peers can map, once registered; they live until `free` or `close`.
 
         Raises:
             TransportUnavailableError: the system has no memory left for it.
@@ -81,6 +81,22 @@ class SharedPeer(PeerMemory):
         with self._lock:
             self._pages.append(_Pages(descriptor, os.fstat(descriptor).st_ino, first, memory))
         return memory
+
+    def free(self, memory: ByteArray) -> None:
+        """Let go of memory from `allocate` that is registered no more; harmless for any other.
+
+        The system has it back when no array, and no peer that mapped it, uses it any more.
+        """
+        with self._lock:
+            found = [p for p in self._pages[1:] if p.first == int(memory.ctypes.data)]
+            self._pages = [pages for pages in self._pages if pages not in found]
+        for pages in found:
+            os.close(pages.descriptor)
+
+    def forget(self) -> None:
+        """Let go of what was mapped of peers; it is mapped again when it is read again."""
+        with self._lock:
+            self._mapped.clear()
 
     def register(self, region: str, memory: ByteArray) -> None:
         """Make memory from `allocate` readable; see `PeerMemory.register`."""

@@ -7,6 +7,7 @@ from syncline.hotload import FIREWORKS, ROLLOUT, Dialect, HotLoadClient, WeightV
 from syncline.serving.gate import WeightVersionGate
 from syncline.serving.puller import Puller
 from syncline.serving.replica import Replica
+from syncline.serving.scored import ScoredPuller
 from syncline.serving.server import hot_load_app, serve
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "HotLoadClient",
     "Puller",
     "Replica",
+    "ScoredPuller",
     "WeightVersion",
     "WeightVersionGate",
     "hot_load_app",

@@ -16,6 +16,11 @@ METRICS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "syncline_stage_seconds": ("gauge", "Staging of the last load, beside generation."),
         "syncline_pause_seconds": ("gauge", "Pause of generation in the last load."),
         "syncline_apply_seconds": ("gauge", "Of that pause, what the workers took to apply."),
+        "syncline_gate_is_flagged": ("gauge", "1 if the gate flagged the last version, else 0."),
+        "syncline_gate_max_difference_nats": ("gauge", "Largest difference of a log-probability."),
+        "syncline_gate_mean_difference_nats": ("gauge", "Mean difference of log-probabilities."),
+        "syncline_gate_kl_nats": ("gauge", "Lower bound of KL(trainer || engine), mean by token."),
+        "syncline_gate_seconds": ("gauge", "What the last check by the gate took."),
         "syncline_changed_tensors": ("gauge", "Tensors that the last load changed."),
         "syncline_dense_tensors": ("gauge", "Of these, those that were loaded whole."),
     }

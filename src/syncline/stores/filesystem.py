@@ -77,6 +77,9 @@ class FilesystemStore(Store):
         self._lock_timeout_s = lock_timeout_s
         self._is_ours = False
 
+    def __str__(self) -> str:
+        return str(self.path)
+
     def put(self, key: str, chunks: Iterable[Buffer]) -> None:
         """Create the object; see `Store.put`. It and its directories are flushed on return."""
         *parents, name = keys.split(key)

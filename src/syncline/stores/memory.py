@@ -25,6 +25,9 @@ class MemoryStore(Store):
         self._lock = threading.Lock()
         self._objects: dict[str, bytes] = {}
 
+    def __str__(self) -> str:
+        return "a memory store"
+
     def put(self, key: str, chunks: Iterable[Buffer]) -> None:
         """Create the object; see `Store.put`. Cost: one copy of the bytes."""
         keys.split(key)

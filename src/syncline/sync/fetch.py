@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import mmap
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Mapping
 
 from syncline.abc import Buffer, Store
-from syncline.errors import FormatError, VerifyError
+from syncline.errors import FormatError, ObjectNotFoundError, TransportUnavailableError, VerifyError
 from syncline.format import names
 from syncline.format.digest import Tally
 from syncline.format.part import temporary_file
@@ -16,21 +17,29 @@ from syncline.sync.history import History
 from syncline.sync.phases import Phases
 from syncline.version import HeldVersion, Manifest, PartEntry
 
-PIECE_BYTES = 8 << 20
+_LOOK_AGAIN_S = 0.2
 IN_MEMORY_BYTES = 64 << 20
 
 
 def check_objects(store: Store, manifest: Manifest) -> None:
     """Check that the version directory holds exactly the objects that the manifest names, by size.
 
+    What is missing is waited for as long as the store says that writes may stay unseen. A store that
+    cannot list is asked for each object, so that nothing extra can be noticed there.
+
     Raises:
         FormatError: an object is missing, extra, or of another size; all of them are listed.
     """
     wanted = object_names(manifest)
     prefix = names.version_dir(manifest.version) + "/"
-    found = {info.key[len(prefix) :]: info.size_bytes for info in store.list(prefix)}
-    faults = [f"missing {path}" for path in sorted(wanted.keys() - found.keys())]
-    faults += [f"extra {path}" for path in sorted(found.keys() - wanted.keys())]
+    end = time.monotonic() + store.visible_within_s
+    while True:
+        found = _sizes(store, prefix, wanted)
+        missing = [f"missing {path}" for path in sorted(wanted.keys() - found.keys())]
+        if not missing or time.monotonic() >= end:
+            break
+        time.sleep(min(_LOOK_AGAIN_S, store.visible_within_s))
+    faults = missing + [f"extra {path}" for path in sorted(found.keys() - wanted.keys())]
     for path in sorted(wanted.keys() & found.keys()):
         size = wanted[path]
         if size is not None and size != found[path]:
@@ -40,6 +49,26 @@ def check_objects(store: Store, manifest: Manifest) -> None:
             f"{prefix}: the objects are not the ones that its manifest names: {'; '.join(faults)}",
             version=manifest.version,
         )
+
+
+def _sizes(store: Store, prefix: str, wanted: Mapping[str, int | None]) -> dict[str, int]:
+    """Return the sizes of the objects there; where the store cannot list, only of those wanted by size."""
+    try:
+        return {info.key[len(prefix) :]: info.size_bytes for info in store.list(prefix)}
+    except TransportUnavailableError:
+        return {
+            path: size
+            for path, size in wanted.items()
+            if size is not None and _has_size(store, prefix + path, size)
+        } | {path: 0 for path, size in wanted.items() if size is None}
+
+
+def _has_size(store: Store, key: str, size_bytes: int) -> bool:
+    last = max(0, size_bytes - 1)
+    try:
+        return len(store.get(key, last, size_bytes + 1)) == size_bytes - last
+    except ObjectNotFoundError:
+        return False
 
 
 def object_names(manifest: Manifest) -> dict[str, int | None]:
@@ -69,17 +98,15 @@ def fetched(
     """
     key = names.key(manifest.version, entry.path)
     with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY_BYTES) as spool:
-        tally = Tally(_pieces(store, key, entry.size_bytes))
         with phases("fetch"):
-            for piece in tally:
-                with temporary_file():
-                    spool.write(piece)
-                on_bytes(len(piece))
-        found = tally.entry(entry.path)
+            found = _spooled(store, key, entry, spool, on_bytes)
+            if found != entry:
+                # Damaged on the way or where it lies: the second time tells.
+                found = _spooled(store, key, entry, spool, ignore_bytes)
         if found != entry:
             raise VerifyError(
                 f"{key}: expected {entry.size_bytes} bytes with sha256 {entry.sha256}, found "
-                f"{found.size_bytes} bytes with sha256 {found.sha256}; the object is damaged",
+                f"{found.size_bytes} bytes with sha256 {found.sha256}, fetched twice; the object is damaged",
                 version=manifest.version,
             )
         spool.seek(0)
@@ -91,9 +118,22 @@ def fetched(
         return memoryview(mmap.mmap(spool.fileno(), 0, access=mmap.ACCESS_READ))
 
 
-def _pieces(store: Store, key: str, size_bytes: int) -> Iterator[bytes]:
-    for start in range(0, size_bytes, PIECE_BYTES):
-        yield store.get(key, start, min(start + PIECE_BYTES, size_bytes))
+def _spooled(
+    store: Store,
+    key: str,
+    entry: PartEntry,
+    spool: tempfile.SpooledTemporaryFile[bytes],
+    on_bytes: Callable[[int], None],
+) -> PartEntry:
+    """Fill the file anew with the object, hashed as it arrives; return what it is."""
+    spool.seek(0)
+    spool.truncate()
+    tally = Tally(store.pieces(key, entry.size_bytes))
+    for piece in tally:
+        with temporary_file():
+            spool.write(piece)
+        on_bytes(len(piece))
+    return tally.entry(entry.path)
 
 
 def manifest_bytes(store: Store, held: HeldVersion) -> tuple[bytes, bytes | None]:

@@ -38,7 +38,7 @@ class History:
         raw = read_head(store)
         if raw is None:
             raise StoreError(
-                f"no {names.HEAD} in the store: expected a run that a publisher has begun; "
+                f"no {names.HEAD} in {store}: expected a run that a publisher has begun; "
                 "publish into it first, or check the path"
             )
         return cls(store, head_format.load(raw))

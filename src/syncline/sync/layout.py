@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from syncline import interchange
 from syncline.abc import Interchange, Store
-from syncline.errors import ConfigError
+from syncline.errors import ConfigError, FormatError, TransportError, TransportUnavailableError
+from syncline.format import head as head_format
+from syncline.format import names
 from syncline.format.rules import INTERCHANGE_ENCODINGS
 from syncline.sync.history import History, read_head
 from syncline.version import Manifest
@@ -26,10 +28,32 @@ def foreign_layout(store: Store, name: str = AUTO) -> Interchange | None:
         FormatError: with `auto`: what lies there is in no layout that is known, or in several.
     """
     if name == AUTO:
-        if read_head(store) is not None or not store.list():
+        if read_head(store) is not None or not _keys(store):
             return None
         name = interchange.recognise(store)
     return None if name == interchange.SYNCLINE else interchange.get(name)
+
+
+def _keys(store: Store) -> list[str]:
+    """Return the store's keys; none where it cannot list, so that it can only hold a run of our own."""
+    try:
+        return [info.key for info in store.list()]
+    except TransportUnavailableError:
+        return []
+
+
+def lacks(store: Store, name: str = AUTO) -> str | None:
+    """Return what a store lacks to be pulled from, whether it can be read or not; None if it has a version."""
+    try:
+        layout = foreign_layout(store, name)
+        if layout is not None:
+            return None if layout.versions(store) else f"none in layout {layout.name}"
+        raw = read_head(store)
+        if raw is None:
+            return f"no {names.HEAD}"
+        return None if head_format.load(raw).version is not None else "a run without a version"
+    except (TransportError, FormatError) as error:
+        return str(error)
 
 
 def own_history(store: Store) -> History:

@@ -111,6 +111,6 @@ def _check_empty(store: Store) -> None:
     found = store.list()
     if found and not any(info.key == names.HEAD for info in found):
         raise ForeignDirectoryError(
-            f"the store holds {found[0].key!r} but no {names.HEAD}: expected an empty store, or one that "
+            f"{store} holds {found[0].key!r} but no {names.HEAD}: expected an empty store, or one that "
             "Syncline made; nothing was touched; choose another place"
         )

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from typing import Literal
 
 from syncline.abc import Engine, Inlet, Observe, Store, ignore
-from syncline.errors import BaseVersionError, ConfigError
+from syncline.errors import BaseVersionError, ConfigError, TransportTimeoutError
 from syncline.sync.accounting import Moved
 from syncline.sync.checks import adopt, check_kind, verify_engine
 from syncline.sync.follow import Follower
 from syncline.sync.followed import number_of
 from syncline.sync.history import History
-from syncline.sync.layout import AUTO, CHOICES, foreign_layout
+from syncline.sync.layout import AUTO, CHOICES, foreign_layout, lacks
 from syncline.sync.live import Taker
 from syncline.sync.phases import Phases
 from syncline.sync.pull import Pull
@@ -135,6 +136,34 @@ class Receiver:
             payload_bytes=pull.done_bytes,
             seconds=phases.seconds(),
         )
+
+    def wait(self, timeout_s: float, *, poll_s: float = 1.0) -> None:
+        """Wait until the store has a version to sync to: for an engine that starts before its trainer.
+
+        A store that cannot be read yet, or holds the beginning of a foreign version, is looked at again.
+
+        Args:
+            timeout_s: how long to wait; 0: look once.
+            poll_s: how often to look.
+
+        Raises:
+            TransportTimeoutError: there was none; names the store and what was found last.
+            ConfigError: it is no store but a live path, on which `sync` itself waits.
+        """
+        if self._inlet is not None:
+            raise ConfigError("wait: expected a store, found a live path; its sync waits by itself")
+        end = time.monotonic() + timeout_s
+        while True:
+            found = lacks(self._store, self._layout)
+            left_s = end - time.monotonic()
+            if found is None:
+                return
+            if left_s <= 0:
+                raise TransportTimeoutError(
+                    f"expected a version in {self._store} within {timeout_s} s, found {found}; start the "
+                    "publisher, check the path, or wait longer"
+                )
+            time.sleep(min(poll_s, left_s))
 
     def _taken(self, inlet: Inlet, version: int | str | None, *, repair: bool) -> AppliedVersion:
         if version is not None:

@@ -105,31 +105,37 @@ def _tensors(model: Any) -> dict[str, Any]:
 @contextmanager
 def _as_loaded(modules: Mapping[Any, tuple[str, ...]]) -> Iterator[None]:
     """Give parameters the form that their loaders fill, without memory, for a while."""
-    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info  # noqa: PLC0415
-    from vllm.model_executor.model_loader.reload.sanitize import (  # noqa: PLC0415
-        restore_layer_refs,
-    )
-
     kept = []
     try:
         for module, names in modules.items():
-            described = get_layerwise_info(module).restore_metadata[0]
             for name in names:
-                if name not in described:
-                    raise LayoutError(f"vLLM does not say in which form {name!r} was loaded")
                 kept.append((module, name, module._parameters[name]))  # noqa: SLF001
-                module._parameters[name] = restore_layer_refs(described[name], module)  # noqa: SLF001
+                module._parameters[name] = _described(module, name)  # noqa: SLF001
         yield
     finally:
         for module, name, parameter in kept:
             module._parameters[name] = parameter  # noqa: SLF001 - `register_parameter` checks too much
 
 
-def _is_packed_experts(module: Any) -> bool:
-    """Tell whether stacked experts were packed for the CPU's own kernel.
+def _described(module: Any, name: str) -> Any:
+    """Return a parameter as it was before loading, on the meta device, with its loader."""
+    from vllm.model_executor.model_loader.reload.layerwise import (  # noqa: PLC0415
+        get_layerwise_info,
+    )
+    from vllm.model_executor.model_loader.reload.sanitize import (  # noqa: PLC0415
+        restore_layer_refs,
+    )
 
-    Raises:
-        LayoutError: for another kernel that wants an order of its own.
+    described = get_layerwise_info(module).restore_metadata[0]
+    if name not in described:
+        raise LayoutError(f"vLLM does not say in which form {name!r} was loaded", tensor=name)
+    return restore_layer_refs(described[name], module)
+
+
+def _is_packed_experts(module: Any) -> bool:
+    """Tell whether stacked experts belong to a kernel of the CPU that may have packed them.
+
+    Kernels that want another order and are not known here are found by the values of the checkpoint.
     """
     method = getattr(module, "quant_method", None)
     if type(method).__name__ != "UnquantizedFusedMoEMethod":
@@ -142,9 +148,8 @@ def _is_packed_experts(module: Any) -> bool:
 def _order(module: Any, weight: str) -> ExpertOrder:
     import torch  # noqa: PLC0415
     from vllm import _custom_ops as ops  # noqa: PLC0415
-    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info  # noqa: PLC0415
 
-    described = get_layerwise_info(module).restore_metadata[0][weight]
+    described = _described(module, weight)
     experts = module.quant_method.moe_kernel.fused_experts
     ours = tuple(described.shape)
     theirs = tuple(getattr(module, weight).shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -360,6 +361,22 @@ def test_nothing_stays_registered(run, hosted, peers):
     with pytest.raises(ConfigError):
         peer.read(host.first.ways[0].described, [Read("1.data", 0, "join", 0, 1)], 1.0)
     assert b'"regions":{}' in peer.describe()
+
+
+@pytest.mark.parametrize("kind", [SharedPeer, TcpPeer])
+def test_no_memory_is_kept_from_one_join_or_version_to_the_next(run, hosted, peers, kind):
+    host = VersionHost("h0", [kind()])
+    hosted(host)
+    peer, engine, open_files, maps = peers(kind), MemoryEngine(), [], []
+    for turn in range(4):
+        version = 1 + turn % 2
+        offer = host.register(run.engine(version))
+        join(engine, [offer.dump()], [peer], timeout_s=60, bucket_bytes=9000)
+        run.check(engine, version)
+        host.unregister(offer.sha256)
+        open_files.append(len(list(Path("/proc/self/fd").iterdir())))
+        maps.append(Path("/proc/self/maps").read_text().count("memfd:syncline"))
+    assert len(set(open_files[1:])) == 1 and len(set(maps[1:])) == 1, (open_files, maps)
 
 
 def test_memory_is_used_again_and_a_stale_offer_is_refused(run, hosted, peers):

@@ -108,8 +108,8 @@ def test_a_swap_that_meets_another_between_reading_and_writing(
     store.compare_and_swap("HEAD.json", None, b"1")
     get = obstore.get
 
-    def get_then_lose(service: obstore.store.MemoryStore, key: str) -> object:
-        found = get(service, key)
+    def get_then_lose(service: obstore.store.MemoryStore, key: str, **how: object) -> object:
+        found = get(service, key, **how)
         obstore.put(service, key, b"theirs")
         return found
 

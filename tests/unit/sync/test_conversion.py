@@ -184,7 +184,7 @@ def test_a_target_that_is_not_empty_is_left_alone():
 
 
 def test_sources_without_versions_or_of_another_layout():
-    with pytest.raises(StoreError, match="no HEAD.json in the store"):
+    with pytest.raises(StoreError, match="no HEAD.json in a memory store"):
         convert(MemoryStore(), MemoryStore(), "slime")
     with pytest.raises(BaseVersionError, match="nothing to convert"):
         convert(FilesystemStore(GOLDEN / "trl-v1"), MemoryStore(), "slime", layout="grail")

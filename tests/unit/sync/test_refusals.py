@@ -215,7 +215,7 @@ def test_wrong_base_for_a_publisher(run: Run, tmp_path: Path) -> None:
 
 
 def test_empty_store() -> None:
-    with pytest.raises(SynclineError, match=r"no HEAD\.json in the store"):
+    with pytest.raises(SynclineError, match=r"no HEAD\.json in a memory store"):
         Receiver(MemoryStore(), MemoryEngine()).sync()
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from syncline.serving.metrics import METRICS
 from syncline.vllm import versions
-from syncline.vllm.commit import CommitOptions
+from syncline.vllm.commit import CommitOptions, Committed
 from syncline.vllm.extension import SynclineWorker
+from syncline.vllm.server import figures_of
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "vllm.md").read_text()
 
@@ -41,4 +42,6 @@ def test_methods():
 
 def test_metrics():
     rows = dict(re.findall(r"(?m)^\| `(syncline_\w+)` \| (\w+) \|", section("Metrics")))
-    assert rows == {name: kind for name, (kind, _) in METRICS.items()}
+    assert rows.items() <= {name: kind for name, (kind, _) in METRICS.items()}.items()
+    done = Committed(7, stage_s=1.0, pause_s=0.5, apply_s=0.4)
+    assert set(rows) >= figures_of(done).keys() | {"syncline_ready", "syncline_version"}

@@ -1,0 +1,94 @@
+"""How much of what obstore moves bare does a Syncline store move, for the same objects over the same server?
+
+Three objects of a size go up and come down, by turns with obstore alone and through the store, and the medians are
+compared. Bare puts overwrite: one request, or a multipart upload. The store's puts create: a large object is copied by the service to
+its own key afterwards, so that two publishers cannot overwrite each other, and the server pays for that. Bare gets are
+obstore's own many ranges at once, and one request; the faster of the two is the roof.
+
+The server is moto's unless ENDPOINT says another (with AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and a bucket called
+`bucket`). Prints JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "tests"), str(HERE.parent / "src")]
+
+import obstore  # noqa: E402
+from machine import machine  # noqa: E402
+
+from s3_server import S3Server, s3_service  # noqa: E402
+from syncline.stores import ObjectStore  # noqa: E402
+from syncline.stores.streams import PIECE_BYTES  # noqa: E402
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--megabytes", type=int, nargs="+", default=[16, 128])
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    with endpoint() as url:
+        rows = [measured(url, size << 20, arguments.rounds) for size in arguments.megabytes]
+    print(json.dumps({**machine("obstore", "moto"), "rows": rows}, indent=1))
+
+
+@contextmanager
+def endpoint() -> Iterator[str]:
+    """The server to measure against."""
+    if "ENDPOINT" in os.environ:
+        yield os.environ["ENDPOINT"]
+        return
+    with S3Server() as server:
+        server.make_bucket("bucket")
+        yield server.url
+
+
+def measured(url: str, size_bytes: int, rounds: int) -> dict[str, float]:
+    """Return the medians and ratios for objects of one size."""
+    service = s3_service(url, f"bench-{secrets.token_hex(4)}")
+    store = ObjectStore(service)
+    store.put("warm", [b"up"])
+    content = secrets.token_bytes(size_bytes)
+    chunks = [content[at : at + (1 << 20)] for at in range(0, size_bytes, 1 << 20)]
+    starts = list(range(0, size_bytes, PIECE_BYTES))
+    seconds: dict[str, list[float]] = {}
+
+    def run(name: str, job: Callable[[], object]) -> None:
+        start_s = time.perf_counter()
+        job()
+        seconds.setdefault(name, []).append(time.perf_counter() - start_s)
+
+    for number in range(rounds):
+        bare, ours = f"bare-{number}", f"ours-{number}"
+        run("put_bare", lambda key=bare: obstore.put(service, key, content, chunk_size=PIECE_BYTES))
+        run("put_ours", lambda key=ours: store.put(key, chunks))
+        run("get_bare_one", lambda key=bare: obstore.get(service, key).bytes())
+        run("get_bare_ranges", lambda key=bare: obstore.get_ranges(
+            service, key, starts=starts, lengths=[PIECE_BYTES] * len(starts), coalesce=0))  # fmt: skip
+        run("get_ours", lambda key=ours: sum(map(len, store.pieces(key, size_bytes))))
+        for key in (bare, ours):
+            store.delete(key)
+    medians = {f"{name}_s": statistics.median(times) for name, times in seconds.items()}
+    roof_s = min(medians["get_bare_one_s"], medians["get_bare_ranges_s"])
+    return {
+        "bytes": size_bytes,
+        **medians,
+        "put_share_of_bare": medians["put_bare_s"] / medians["put_ours_s"],
+        "get_share_of_roof": roof_s / medians["get_ours_s"],
+    }
+
+
+if __name__ == "__main__":
+    main()

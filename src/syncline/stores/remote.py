@@ -1,0 +1,161 @@
+"""What every store behind a network does: small objects in one request, large ones in pieces, ranges at once."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import Protocol
+
+from syncline.abc import Buffer, Store
+from syncline.errors import StoreError
+from syncline.format.digest import Tally
+from syncline.stores import keys
+from syncline.stores.obstore_errors import taken
+from syncline.stores.streams import PIECE_BYTES, Width, ordered
+from syncline.stores.writes import HIDDEN, Conditional, Plain, Writes
+from syncline.types import ObjectInfo
+
+
+class Objects(Plain, Protocol):
+    """What a service does with single objects, each call tried again where that may help."""
+
+    def get(self, key: str, start: int, stop: int | None) -> bytes:
+        """Return bytes `start:stop`, clipped to the object's size."""
+
+    def list(self, parent: str | None) -> list[ObjectInfo]:
+        """Return every object below a directory, in no order."""
+
+    def put_pieces(self, key: str, chunks: Iterable[Buffer], *, streams: int, doing: str) -> None:
+        """Put an object of any size, whatever is there; errors say what this was `doing`."""
+
+    def remove(self, key: str) -> None:
+        """Remove an object; harmless if there is none."""
+
+
+class RemoteStore(Store):
+    """A store over a service's calls.
+
+    Args:
+        service: the calls.
+        name: what messages call the store.
+        one_request_bytes: the largest object that is put from memory.
+        decide: says how writes are made; called once, before the first one.
+
+    Safe to use from many threads.
+    """
+
+    def __init__(
+        self,
+        service: Objects,
+        *,
+        name: str,
+        one_request_bytes: int,
+        decide: Callable[[], Writes],
+    ) -> None:
+        self._service = service
+        self._name = name
+        self._one_request_bytes = one_request_bytes
+        self._decide = decide
+        self._writes: Writes | None = None
+        self._deciding = threading.Lock()
+        self._get_width = Width()
+        self._put_width = Width()
+
+    def __str__(self) -> str:
+        return self._name
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._name})"
+
+    @property
+    def has_conditions(self) -> bool:
+        """Whether writes are made under the service's own conditions; may ask it, see `writes`."""
+        return isinstance(self._decided(), Conditional)
+
+    def put(self, key: str, chunks: Iterable[Buffer]) -> None:
+        """Create the object; see `Store.put`."""
+        keys.split(key)
+        source = iter(chunks)
+        first: list[Buffer] = []
+        first_bytes = 0
+        for chunk in source:
+            first.append(bytes(chunk))
+            first_bytes += memoryview(chunk).nbytes
+            if first_bytes > self._one_request_bytes:
+                self._put_in_pieces(key, itertools.chain(first, source))
+                return
+        self._decided().create(key, b"".join(first))
+
+    def get(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
+        """Return bytes `start:stop` of the object; see `Store.get`."""
+        keys.split(key)
+        return self._service.get(key, start, stop)
+
+    def pieces(self, key: str, size_bytes: int) -> Iterator[bytes]:
+        """Yield the object in order; see `Store.pieces`. Several ranges are fetched at once.
+
+        A range whose connection is cut is fetched again, the others are not.
+        """
+        keys.split(key)
+
+        def fetch(start: int) -> bytes:
+            return self._service.get(key, start, min(start + PIECE_BYTES, size_bytes))
+
+        if size_bytes <= PIECE_BYTES:
+            yield from map(fetch, range(0, size_bytes, PIECE_BYTES))
+            return
+        yield from ordered(range(0, size_bytes, PIECE_BYTES), fetch, self._get_width)
+
+    def list(self, prefix: str = "") -> list[ObjectInfo]:
+        """Return the objects whose key begins with `prefix`; see `Store.list`."""
+        keys.check_prefix(prefix)
+        parent = prefix.rpartition("/")[0]
+        found = self._service.list(parent or None)
+        return sorted(
+            (info for info in found if info.key.startswith(prefix) and not _is_hidden(info.key)),
+            key=lambda info: info.key,
+        )
+
+    def compare_and_swap(self, key: str, expected: bytes | None, new: bytes) -> None:
+        """Replace the content `expected` by `new`; see `Store.compare_and_swap`.
+
+        A swap whose answer was lost on the way may raise although it happened: read again.
+        """
+        keys.split(key)
+        self._decided().swap(key, expected, new)
+
+    def delete(self, key: str) -> None:
+        """Remove the object; see `Store.delete`."""
+        keys.split(key)
+        self._service.remove(key)
+
+    def _put_in_pieces(self, key: str, chunks: Iterable[Buffer]) -> None:
+        writes = self._decided()
+        if self._service.has(key):
+            raise taken(f"put {key}")
+        *parents, _ = keys.split(key)
+        hidden = "/".join([*parents, f"{HIDDEN}{secrets.token_hex(8)}"])
+        tally = Tally(chunks)
+        try:
+            self._put_width.begin()
+            streams = self._put_width.streams
+            self._service.put_pieces(hidden, tally, streams=streams, doing=f"put {key}")
+            entry = tally.entry(key)
+            self._put_width.moved(entry.size_bytes, requests=streams)
+            writes.create_from(hidden, key, entry.sha256)
+        finally:
+            with suppress(StoreError):  # hidden, so harmless; the error before it is what matters
+                self._service.remove(hidden)
+
+    def _decided(self) -> Writes:
+        with self._deciding:
+            if self._writes is None:
+                self._writes = self._decide()
+            return self._writes
+
+
+def _is_hidden(key: str) -> bool:
+    return any(segment.startswith(".") for segment in key.split("/"))

@@ -1,0 +1,177 @@
+"""One obstore store, each call tried again until a deadline, its errors turned into ours.
+
+Everything that Syncline asks of a service goes through here. Nothing is conditional unless the caller says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import obstore
+from obstore.exceptions import NotSupportedError
+
+from syncline.abc import Buffer
+from syncline.errors import ObjectNotFoundError, StoreError
+from syncline.stores.obstore_errors import FROM_OBSTORE, is_passing, mapped, without_secrets
+from syncline.stores.patience import Patience
+from syncline.stores.pump import pumped
+from syncline.stores.streams import PIECE_BYTES
+from syncline.types import ObjectInfo
+
+T = TypeVar("T")
+
+MARK = "syncline"
+"""Attribute that names the one put that an object came from, so that a put whose answer was lost is known."""
+
+
+class Service:
+    """The calls of one obstore store.
+
+    Args:
+        store: from `obstore.store`.
+        patience: how long one request is tried again.
+
+    Every call raises what `obstore_errors.mapped` makes of obstore's errors.
+    """
+
+    def __init__(self, store: Any, patience: Patience) -> None:
+        self._store = store
+        self._patience = patience
+        self._takes_marks = True
+
+    def read(self, key: str) -> tuple[bytes, dict[str, str]] | None:
+        """Return the object and the condition under which it is still this one; None if there is none."""
+
+        def attempt() -> tuple[bytes, dict[str, str]]:
+            found = obstore.get(self._store, key)
+            tags = {"e_tag": found.meta["e_tag"], "version": found.meta["version"]}
+            return bytes(found.bytes()), {
+                name: tag for name, tag in tags.items() if tag is not None
+            }
+
+        try:
+            return self._call(f"get {key}", attempt)
+        except ObjectNotFoundError:
+            return None
+
+    def get(self, key: str, start: int, stop: int | None) -> bytes:
+        """Return bytes `start:stop`, clipped to the object's size. Cost: one request, mostly."""
+        if stop is not None and stop <= start:
+            self.size_bytes(key)  # raises if there is no such object
+            return b""
+        doing = f"get {key}"
+
+        def attempt() -> bytes:
+            if start == 0 and stop is None:
+                return bytes(obstore.get(self._store, key).bytes())
+            wanted: Any = {"offset": start} if stop is None else (start, stop)
+            found = obstore.get(self._store, key, options={"range": wanted})
+            return bytes(found.bytes())
+
+        try:
+            return self._call(doing, attempt)
+        except ObjectNotFoundError:
+            raise
+        except StoreError:
+            # Asked beyond its end, services answer with an error of their own kind each.
+            if (start == 0 and stop is None) or start < self.size_bytes(key):
+                raise
+            return b""
+
+    def size_bytes(self, key: str) -> int:
+        """Return the object's size."""
+        return self._call(f"get {key}", lambda: int(obstore.head(self._store, key)["size"]))
+
+    def has(self, key: str) -> bool:
+        """Tell whether there is such an object."""
+        try:
+            self.size_bytes(key)
+        except ObjectNotFoundError:
+            return False
+        return True
+
+    def mark(self, key: str) -> str | None:
+        """Return the mark that the object was put with; None if it has none, or there is no object."""
+        try:
+            found = self._call(
+                f"get {key}",
+                lambda: obstore.get(self._store, key, options={"head": True}).attributes,
+            )
+        except ObjectNotFoundError:
+            return None
+        return next((str(value) for name, value in found.items() if name.lower() == MARK), None)
+
+    def list(self, parent: str | None) -> list[ObjectInfo]:
+        """Return every object below a directory, in no order."""
+        return self._call(
+            f"list {'' if parent is None else parent!r}",
+            lambda: [
+                ObjectInfo(meta["path"], meta["size"])
+                for batch in obstore.list(self._store, prefix=parent)
+                for meta in batch
+            ],
+        )
+
+    def put_if(self, key: str, content: bytes, mode: Any, mark: str) -> None:
+        """Put an object in one request under a condition; raises obstore's own errors, tries once."""
+        attributes = {MARK: mark} if self._takes_marks else None
+        try:
+            obstore.put(self._store, key, content, mode=mode, attributes=attributes)
+        except (NotImplementedError, NotSupportedError):
+            if not self._takes_marks:
+                raise
+            self._takes_marks = False
+            self.put_if(key, content, mode, mark)
+
+    def copy_if_free(self, source: str, key: str) -> None:
+        """Let the service copy an object to a free key; raises obstore's own errors, tries once."""
+        obstore.copy(self._store, source, key, overwrite=False)
+
+    def write(self, key: str, content: bytes) -> None:
+        """Put an object whatever is there."""
+        self._call(f"put {key}", lambda: obstore.put(self._store, key, content))
+
+    def copy(self, source: str, key: str) -> None:
+        """Let the service copy an object whatever is there."""
+        self._call(f"put {key}", lambda: obstore.copy(self._store, source, key))
+
+    def put_pieces(self, key: str, chunks: Iterable[Buffer], *, streams: int, doing: str) -> None:
+        """Put an object in pieces, `streams` of them at once; each is tried again by obstore itself.
+
+        Memory: `streams` pieces and a few chunks of the caller.
+        """
+
+        def put(owned: Iterator[bytes]) -> None:
+            with failing(doing):
+                obstore.put(
+                    self._store, key, owned, chunk_size=PIECE_BYTES, max_concurrency=streams
+                )
+
+        pumped(chunks, put)
+
+    def remove(self, key: str) -> None:
+        """Remove an object; harmless if there is none."""
+        try:
+            self._call(f"delete {key}", lambda: obstore.delete(self._store, key))
+        except ObjectNotFoundError:
+            return
+
+    def conditionally(self, doing: str, attempt: Callable[[], T]) -> T:
+        """Call what uses `put_if` or `copy_if_free` until it succeeds or the deadline is here."""
+        return self._call(doing, attempt)
+
+    def _call(self, doing: str, attempt: Callable[[], T]) -> T:
+        with failing(doing):
+            return self._patience.call(attempt, is_passing)
+
+
+@contextmanager
+def failing(doing: str) -> Iterator[None]:
+    """Turn obstore's errors into the store's."""
+    try:
+        yield
+    except FROM_OBSTORE as error:
+        has_secrets = without_secrets(str(error)) != str(error)
+        raise mapped(doing, error) from (None if has_secrets else error)

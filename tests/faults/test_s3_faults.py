@@ -1,0 +1,305 @@
+"""S3 with something broken between: each fault ends in the right bytes, or in an error that loses nothing."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from faulty_proxy import FaultyProxy
+from s3_server import S3Server, s3_service
+from syncline import MemoryEngine, Publisher, Receiver
+from syncline.errors import (
+    FormatError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    StoreError,
+    VerifyError,
+    VersionConflictError,
+)
+from syncline.stores import LaggingStore, ObjectStore
+from syncline.stores.streams import PIECE_BYTES
+
+LARGE = [bytes([number]) * (1 << 20) for number in range(20)]
+PIECES = -(-20 * (1 << 20) // PIECE_BYTES)
+
+
+@pytest.fixture
+def store(faulty_proxy: FaultyProxy, s3_prefix: str) -> ObjectStore:
+    return ObjectStore(
+        s3_service(faulty_proxy.url, s3_prefix),
+        one_request_bytes=1 << 20,
+        deadline_s=20,
+        writes="conditional",
+    )
+
+
+@pytest.fixture
+def direct(s3_server: S3Server, s3_prefix: str) -> ObjectStore:
+    """The same objects without the proxy."""
+    return ObjectStore(s3_service(s3_server.url, s3_prefix), writes="conditional")
+
+
+@pytest.mark.parametrize("status", [500, 503, 429])
+@pytest.mark.parametrize("method", ["GET", "PUT"])
+def test_a_failing_or_busy_service_is_asked_again(
+    store: ObjectStore, faulty_proxy: FaultyProxy, method: str, status: int
+) -> None:
+    fault = faulty_proxy.add("status", method, status=status, times=2)
+    store.put("v1/part", [b"whole"])
+    assert store.get("v1/part") == b"whole"
+    assert fault.hits == 2
+
+
+def test_a_service_that_keeps_failing_ends_by_the_deadline(
+    faulty_proxy: FaultyProxy, s3_prefix: str
+) -> None:
+    store = ObjectStore(s3_service(faulty_proxy.url, s3_prefix), deadline_s=0.5)
+    faulty_proxy.add("status", "GET", times=10_000)
+    with pytest.raises(StoreError, match=r"^get v1/part: .*500") as caught:
+        store.get("v1/part")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["cut", "lost", "truncate"])
+def test_a_get_whose_connection_is_cut_is_asked_again(
+    store: ObjectStore, faulty_proxy: FaultyProxy, kind: str
+) -> None:
+    store.put("v1/part", [b"whole"])
+    fault = faulty_proxy.add(kind, "GET", "v1/part")
+    assert store.get("v1/part") == b"whole"
+    assert fault.hits == 1
+
+
+def test_only_the_range_that_was_cut_is_fetched_again(
+    store: ObjectStore, faulty_proxy: FaultyProxy
+) -> None:
+    store.put("v1/part", LARGE)
+    before = faulty_proxy.count("GET", "v1/part")
+    fault = faulty_proxy.add("truncate", "GET", "v1/part")
+    assert b"".join(store.pieces("v1/part", 20 << 20)) == b"".join(LARGE)
+    assert fault.hits == 1
+    assert faulty_proxy.count("GET", "v1/part") - before == PIECES + 1
+
+
+@pytest.mark.parametrize("kind", ["cut", "lost"])
+def test_a_put_whose_answer_is_lost_is_known_for_its_own(
+    store: ObjectStore, faulty_proxy: FaultyProxy, kind: str
+) -> None:
+    fault = faulty_proxy.add(kind, "PUT", "v1/part")
+    store.put("v1/part", [b"whole"])
+    assert fault.hits == 1
+    assert store.get("v1/part") == b"whole"
+    with pytest.raises(ObjectExistsError):
+        store.put("v1/part", [b"whole"])
+
+
+@pytest.mark.parametrize("kind", ["cut", "lost"])
+@pytest.mark.parametrize("expected", [None, b"old"])
+def test_a_swap_whose_answer_is_lost_is_known_for_its_own(
+    store: ObjectStore, faulty_proxy: FaultyProxy, kind: str, expected: bytes | None
+) -> None:
+    if expected is not None:
+        store.compare_and_swap("HEAD.json", None, expected)
+    fault = faulty_proxy.add(kind, "PUT", "HEAD.json")
+    store.compare_and_swap("HEAD.json", expected, b"new")
+    assert fault.hits == 1
+    assert store.get("HEAD.json") == b"new"
+    with pytest.raises(VersionConflictError):
+        store.compare_and_swap("HEAD.json", expected, b"new")
+
+
+@pytest.mark.parametrize("kind", ["status", "cut", "lost"])
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("PUT", "partNumber=2"), ("POST", "uploads"), ("POST", "v1/part?uploadId"), ("PUT", "v1/part?")],
+    ids=["piece", "begin", "complete", "copy"],
+)  # fmt: skip
+def test_a_put_in_pieces_survives_a_fault_in_each_of_its_requests(
+    store: ObjectStore, direct: ObjectStore, faulty_proxy: FaultyProxy, kind: str, method: str, path: str
+) -> None:  # fmt: skip
+    fault = faulty_proxy.add(kind, method, path)
+    store.put("v1/part", LARGE)
+    assert fault.hits == 1
+    assert direct.get("v1/part") == b"".join(LARGE)
+    assert [info.key for info in store.list()] == ["v1/part"]
+    with pytest.raises(ObjectExistsError):
+        store.put("v1/part", LARGE)
+
+
+def test_a_put_in_pieces_that_cannot_go_on_leaves_nothing_to_see(
+    store: ObjectStore, direct: ObjectStore, faulty_proxy: FaultyProxy, s3_server: S3Server
+) -> None:
+    before = s3_server.uploads("bucket")
+    faulty_proxy.add("status", "PUT", "partNumber=2", times=10_000)
+    with pytest.raises(StoreError, match=r"^put v1/part"):
+        store.put("v1/part", LARGE)
+    assert direct.list() == []
+    assert s3_server.uploads("bucket") == before
+
+
+def test_gets_use_many_connections_and_puts_too(
+    store: ObjectStore, faulty_proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SYNCLINE_THREADS", "4")
+    faulty_proxy.pause_s = 0.05
+    store.put("v1/part", LARGE)
+    assert faulty_proxy.most_at_once >= 2
+    faulty_proxy.most_at_once = 0
+    assert b"".join(store.pieces("v1/part", 20 << 20)) == b"".join(LARGE)
+    assert faulty_proxy.most_at_once >= 2
+
+
+def test_with_one_thread_nothing_is_fetched_ahead(
+    store: ObjectStore, faulty_proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SYNCLINE_THREADS", "1")
+    store.put("v1/part", LARGE)
+    faulty_proxy.most_at_once = 0
+    assert b"".join(store.pieces("v1/part", 20 << 20)) == b"".join(LARGE)
+    assert faulty_proxy.most_at_once == 1
+
+
+def test_no_connection_at_all_is_an_error_of_one_line(s3_prefix: str) -> None:
+    store = ObjectStore(s3_service("http://127.0.0.1:9", s3_prefix), deadline_s=0.2)
+    with pytest.raises(StoreError, match=r"^get HEAD\.json: ") as caught:
+        store.get("HEAD.json")
+    assert "\n" not in str(caught.value)
+
+
+# ---- what a run makes of it
+
+
+def weights(seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {"a": rng.standard_normal(60_000).astype(np.float32), "b": np.arange(9, dtype=np.int64)}
+
+
+def changed(old: dict[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
+    new = {name: array.copy() for name, array in old.items()}
+    new["a"][seed::97] += 1
+    return new
+
+
+def holds(engine: MemoryEngine, wanted: dict[str, np.ndarray]) -> bool:
+    return all(
+        np.array_equal(engine.view(name), array.view(engine.view(name).dtype))
+        for name, array in wanted.items()
+    )
+
+
+@pytest.mark.parametrize("kind", ["flip", "shorten"])
+def test_a_body_that_was_changed_on_the_way_is_fetched_again(
+    store: ObjectStore, faulty_proxy: FaultyProxy, kind: str
+) -> None:
+    wanted = weights(1)
+    Publisher(store).publish(wanted)
+    fault = faulty_proxy.add(kind, "GET", ".safetensors")
+    engine = MemoryEngine()
+    Receiver(store, engine).sync()
+    assert fault.hits == 1
+    assert holds(engine, wanted)
+
+
+@pytest.mark.parametrize("kind", ["flip", "shorten"])
+@pytest.mark.parametrize("path", [".safetensors", "manifest.json", "HEAD.json"])
+def test_a_body_that_is_always_changed_leaves_the_engine_as_it_was(
+    store: ObjectStore, faulty_proxy: FaultyProxy, kind: str, path: str
+) -> None:
+    first = weights(1)
+    second = changed(first, 3)
+    publisher = Publisher(store)
+    publisher.publish(first)
+    engine = MemoryEngine()
+    Receiver(store, engine).sync()
+    publisher.publish(second)
+    fault = faulty_proxy.add(kind, "GET", path, times=10_000)
+    with pytest.raises((VerifyError, FormatError)):
+        Receiver(store, engine).sync()
+    assert holds(engine, first)
+    assert engine.held().version == 1
+    fault.times = fault.hits
+    Receiver(store, engine).sync()
+    assert holds(engine, second)
+
+
+@pytest.mark.parametrize("path", [".safetensors", "manifest.json"])
+def test_an_object_that_is_seen_late_is_waited_for(
+    store: ObjectStore, faulty_proxy: FaultyProxy, path: str
+) -> None:
+    wanted = weights(2)
+    Publisher(store).publish(wanted)
+    fault = faulty_proxy.add("missing", "GET", path, times=3)
+    engine = MemoryEngine()
+    with pytest.raises(StoreError):
+        Receiver(store, engine).sync()
+    assert engine.held() is None
+    fault.times += 2
+    Receiver(LaggingStore(store, 60.0), engine).sync()
+    assert holds(engine, wanted)
+
+
+def test_an_object_that_is_listed_late_is_waited_for(
+    store: ObjectStore, direct: ObjectStore
+) -> None:
+    wanted = weights(2)
+    Publisher(store).publish(wanted)
+    part = next(
+        info.key
+        for info in direct.list()
+        if info.key.endswith("2.safetensors") or info.key.endswith("1.safetensors")
+    )
+    content = direct.get(part)
+    direct.delete(part)
+    engine = MemoryEngine()
+    with pytest.raises(FormatError, match="missing"):
+        Receiver(store, engine).sync()
+    appearing = threading.Timer(0.5, direct.put, (part, [content]))
+    appearing.start()
+    Receiver(LaggingStore(store, 60.0), engine).sync()
+    appearing.join()
+    assert holds(engine, wanted)
+
+
+def test_what_never_appears_ends_at_the_deadline(store: ObjectStore) -> None:
+    with pytest.raises(ObjectNotFoundError, match=r"v1/part.*waited for 0\.05 s"):
+        LaggingStore(store, 0.05).get("v1/part")
+
+
+def test_the_older_of_two_publishers_is_fenced(store: ObjectStore, direct: ObjectStore) -> None:
+    first = weights(1)
+    older = Publisher(store)
+    older.publish(first)
+    newer = Publisher(direct)
+    newer.publish(changed(first, 5))
+    with pytest.raises(VersionConflictError, match="another publisher"):
+        older.publish(changed(first, 7))
+    engine = MemoryEngine()
+    assert Receiver(store, engine).sync().version == 2
+    assert holds(engine, changed(first, 5))
+
+
+def test_a_publisher_that_lost_the_store_in_the_middle_of_its_put_commits_nothing(
+    store: ObjectStore, direct: ObjectStore
+) -> None:
+    """The other takes over between the older one's last part and its HEAD."""
+    first = weights(1)
+    taken = []
+
+    def take_over(step: object) -> None:
+        if getattr(step, "name", "") == "publish.manifest_written" and len(steps) == 1:
+            taken.append(Publisher(direct))
+        if getattr(step, "name", "") == "publish.manifest_written":
+            steps.append(step)
+
+    steps: list[object] = []
+    older = Publisher(store, observe=take_over)
+    older.publish(first)
+    with pytest.raises(VersionConflictError, match="another publisher"):
+        older.publish(changed(first, 3))
+    assert len(taken) == 1
+    taken[0].publish(changed(first, 9))
+    engine = MemoryEngine()
+    assert Receiver(direct, engine).sync().version == 2
+    assert holds(engine, changed(first, 9))
