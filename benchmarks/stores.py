@@ -3,7 +3,8 @@
 Three objects of a size go up and come down, by turns with obstore alone and through the store, and the medians are
 compared. Bare puts overwrite: one request, or a multipart upload. The store's puts create: a large object is copied by the service to
 its own key afterwards, so that two publishers cannot overwrite each other, and the server pays for that. Bare gets are
-obstore's own many ranges at once, and one request; the faster of the two is the roof.
+one request each: by `get`, and by `get_ranges`, which joins neighbouring ranges; the faster of the two is the roof. moto reads a whole
+object for every range of it that is asked for, so that its figures say what a range costs there, not what a store costs; Ceph's do not.
 
 The server is moto's, or with --ceph Ceph's RADOS gateway, which has no conditions that hold: puts wait for a lease there. Prints
 JSON.
