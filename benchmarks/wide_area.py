@@ -68,7 +68,7 @@ def in_namespace(name: str, role: str, arguments: argparse.Namespace, endpoint: 
     done = subprocess.run(
         ["ip", "netns", "exec", name, sys.executable, __file__, "--role", role, "--share",
          str(arguments.share), "--megabytes", str(arguments.megabytes),
-         "--rates-mbit", *map(str, arguments.rates_mbit)],
+         "--part-mebibytes", str(arguments.part_mebibytes), "--rates-mbit", *map(str, arguments.rates_mbit)],
         env={**os.environ, **environment(endpoint), "ENDPOINT": endpoint},
         check=True,
         stdout=subprocess.PIPE,
@@ -95,7 +95,11 @@ def publish(arguments: argparse.Namespace) -> dict:
     import syncline
 
     source = source_of(arguments.megabytes)
-    publisher = syncline.Publisher(syncline.open_store(f"s3://bucket/{PREFIX}"), anchor_every=None)
+    publisher = syncline.Publisher(
+        syncline.open_store(f"s3://bucket/{PREFIX}"),
+        part_bytes=arguments.part_mebibytes << 20,
+        anchor_every=None,
+    )
     publisher.publish(source)
     for _ in arguments.rates_mbit:
         source.step(arguments.share)
@@ -175,6 +179,7 @@ def measure(arguments: argparse.Namespace) -> dict:
         **machine("obstore", "moto"),
         "pause_ms": arguments.pause_ms,
         "share": arguments.share,
+        "part_mebibytes": arguments.part_mebibytes,
         **published,
         **pulled,
     }
@@ -187,6 +192,9 @@ def main() -> None:
     parser.add_argument("--pause-ms", type=int, default=40)
     parser.add_argument("--share", type=float, default=0.01)
     parser.add_argument("--megabytes", type=int, default=500)
+    parser.add_argument(
+        "--part-mebibytes", type=int, default=64
+    )  # while one is decoded, the next comes
     parser.add_argument("--role", choices=["publish", "pull"])
     arguments = parser.parse_args()
     roles = {"publish": publish, "pull": pull, None: measure}

@@ -32,7 +32,9 @@ def test_a_delta_over_a_slow_link_takes_a_fraction_of_a_full_version() -> None:
     import wide_area
 
     found = wide_area.measure(
-        argparse.Namespace(rates_mbit=[20], pause_ms=10, share=0.01, megabytes=20)
+        argparse.Namespace(
+            rates_mbit=[20], pause_ms=10, share=0.01, megabytes=20, part_mebibytes=4096
+        )
     )
     delta = found["deltas"][0]
     assert delta["delta_bytes"] == delta["bare_bytes"]

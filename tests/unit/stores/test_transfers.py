@@ -27,7 +27,7 @@ class Link:
         width.moved(10 * streams, requests=streams)
 
 
-@pytest.mark.parametrize(("pay", "expected"), [(1, 2), (2, 2), (4, 4), (8, 8), (100, MOST_STREAMS)])
+@pytest.mark.parametrize(("pay", "expected"), [(1, 4), (2, 4), (4, 4), (8, 8), (100, MOST_STREAMS)])
 def test_as_many_streams_as_the_link_rewards(pay: int, expected: int) -> None:
     link = Link(pay)
     width = Width(clock=lambda: link.now)
