@@ -1,10 +1,11 @@
 """What does a broadcast of a version cost beside a bare Gloo broadcast of the same bytes?
 
 Three processes of this machine: a trainer and two engines. In the same run, and in turns: the weights as buckets
-through `CollectiveOutlet` (the trainer's time until all engines have said that they have all), and a bare loop that broadcasts as many bytes, bucket after bucket, in a Gloo group of the
-same three. Then a delta through `Publisher` and `Receiver`, beside a bare broadcast of its payload's bytes: only the
-time on the wire is compared (from the first bucket until the last is released), the rest is told by phase.
-Prints JSON, or writes it with --out.
+through `CollectiveOutlet`, and a bare loop that broadcasts as many bytes, bucket after bucket, in a Gloo group of the
+same three; of both it is the trainer's time until its last broadcast has ended. Then a delta through `Publisher` and
+`Receiver`, beside a bare broadcast of its payload's bytes: `wire_over_bare` compares the broadcasts alone,
+`delivery_over_bare` all from the offer until every engine has proved, written and committed it. Prints JSON, or writes
+it with --out.
 """
 
 from __future__ import annotations

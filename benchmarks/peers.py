@@ -2,7 +2,7 @@
 
 A child process has the bytes in registered memory; this one reads all of them into registered memory, by turns through
 Syncline (`PeerMemory.read`, with the look at the generation) and through the engine's own calls: Mooncake's
-`batch_transfer_async_read` over TCP, NIXL's `initialize_xfer` over `cma` or TCP, a bare socket, a bare copy out of
+`batch_transfer_sync_read` over TCP, NIXL's `initialize_xfer` over `cma` or TCP, a bare socket, a bare copy out of
 shared pages. Loopback, JSON. Mooncake and NIXL run in the environment of `make peers-env`:
 
     .venvs/peers/bin/python benchmarks/peers.py --mib 512

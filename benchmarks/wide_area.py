@@ -1,11 +1,11 @@
 """How long does a delta take over a slow, long link, against its bytes at the link's rate, and against a full version?
 
 Two network namespaces with a veth pair between them; Linux's token bucket (`tc tbf`) holds each direction to a rate. In
-one lies an S3 server with a run of two versions, in the other an engine pulls: first the full version, then the delta. In the
-same run obstore alone moves the delta's objects over the same link. There is no netem in every kernel, so the long
+one lies an S3 server with a full version and as many deltas as there are rates, in the other an engine pulls: the full version at
+the first rate, then one delta at each rate. In the same run obstore alone moves the delta's objects over the same link. There is no netem in every kernel, so the long
 way is a pause before each answer of the server: one round trip per request. Needs root, iproute2 and moto.
 
-Prints JSON. Figures: `over_nominal` is sync time / (payload / rate); `over_bare` is sync time / obstore's time.
+Prints JSON. `delta_over_nominal` is sync time / (payload / rate); `delta_over_bare` is sync time / obstore's time.
 """
 
 from __future__ import annotations
@@ -45,13 +45,17 @@ def namespaces(rate_mbit: int) -> Iterator[None]:
             (SERVER, "far", SERVER_IP),
             (CLIENT, "near", CLIENT_IP),
         ):
-            inside = ("netns", "exec", name)
             ip("-n", name, "addr", "add", f"{address}/30", "dev", device)
             ip("-n", name, "link", "set", device, "up")
             ip("-n", name, "link", "set", "lo", "up")
-            ip(*inside, "tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", f"{rate_mbit}mbit",
-               "burst", "256kb", "latency", "100ms")  # fmt: skip
+            hold_to(name, device, rate_mbit, "add")
         yield
+
+
+def hold_to(name: str, device: str, rate_mbit: int, verb: str) -> None:
+    """Let a namespace's device send at most so fast."""
+    ip("netns", "exec", name, "tc", "qdisc", verb, "dev", device, "root", "tbf", "rate", f"{rate_mbit}mbit",
+       "burst", "256kb", "latency", "100ms")  # fmt: skip
 
 
 def ip(*arguments: str) -> None:
@@ -63,7 +67,8 @@ def in_namespace(name: str, role: str, arguments: argparse.Namespace, endpoint: 
     """Run this script in a namespace with a role; return what it prints."""
     done = subprocess.run(
         ["ip", "netns", "exec", name, sys.executable, __file__, "--role", role, "--share",
-         str(arguments.share), "--megabytes", str(arguments.megabytes)],
+         str(arguments.share), "--megabytes", str(arguments.megabytes),
+         "--part-mebibytes", str(arguments.part_mebibytes), "--rates-mbit", *map(str, arguments.rates_mbit)],
         env={**os.environ, **environment(endpoint), "ENDPOINT": endpoint},
         check=True,
         stdout=subprocess.PIPE,
@@ -90,15 +95,20 @@ def publish(arguments: argparse.Namespace) -> dict:
     import syncline
 
     source = source_of(arguments.megabytes)
-    publisher = syncline.Publisher(syncline.open_store(f"s3://bucket/{PREFIX}"), anchor_every=None)
+    publisher = syncline.Publisher(
+        syncline.open_store(f"s3://bucket/{PREFIX}"),
+        part_bytes=arguments.part_mebibytes << 20,
+        anchor_every=None,
+    )
     publisher.publish(source)
-    source.step(arguments.share)
-    report = publisher.publish(source)
-    return {"model_bytes": report.full_bytes, "payload_bytes": report.payload_bytes}
+    for _ in arguments.rates_mbit:
+        source.step(arguments.share)
+        report = publisher.publish(source)
+    return {"model_bytes": report.full_bytes}
 
 
-def pull(_: argparse.Namespace) -> dict:
-    """Pull the full version, then the delta, then the delta's objects with obstore alone."""
+def pull(arguments: argparse.Namespace) -> dict:
+    """Pull the full version, then a delta at each rate, and its objects with obstore alone."""
     import obstore
 
     import syncline
@@ -106,26 +116,42 @@ def pull(_: argparse.Namespace) -> dict:
     receiver = syncline.Receiver(
         syncline.open_store(f"s3://bucket/{PREFIX}"), syncline.MemoryEngine()
     )
-    full, full_s = timed(lambda: receiver.sync(1))
-    delta, delta_s = timed(lambda: receiver.sync(2))
     service = s3_service(os.environ["ENDPOINT"], PREFIX)
-    keys = sorted(
-        meta["path"] for batch in obstore.list(service, "weight_v000002") for meta in batch
-    )
-    parts = [key for key in keys if key.endswith(".safetensors")]
+    full, full_s = timed(lambda: receiver.sync(1))
+    rate_bytes_per_s = arguments.rates_mbit[0] * 1e6 / 8
+    rows = []
+    for version, rate_mbit in enumerate(arguments.rates_mbit, 2):
+        hold_to(SERVER, "far", rate_mbit, "change")
+        delta, delta_s = timed(lambda version=version: receiver.sync(version))
+        listed = obstore.list(service, f"weight_v{version:06d}")
+        keys = [meta["path"] for batch in listed for meta in batch]
+        parts = [key for key in keys if key.endswith(".safetensors")]
 
-    def bare() -> int:
-        return sum(len(obstore.get(service, key).bytes()) for key in parts)
+        def bare(parts: list[str] = parts) -> int:
+            return sum(len(obstore.get(service, key).bytes()) for key in parts)
 
-    bare_bytes, bare_s = timed(bare)
+        bare_bytes, bare_s = timed(bare)
+        nominal_s = delta.payload_bytes / (rate_mbit * 1e6 / 8)
+        rows.append(
+            {
+                "rate_mbit": rate_mbit,
+                "delta_bytes": delta.payload_bytes,
+                "delta_s": delta_s,
+                "phases_s": delta.seconds,
+                "bare_bytes": bare_bytes,
+                "bare_s": bare_s,
+                "nominal_s": nominal_s,
+                "delta_over_nominal": delta_s / nominal_s,
+                "bare_over_nominal": bare_s / nominal_s,
+                "delta_over_bare": delta_s / bare_s,
+                "full_nominal_over_delta": full.payload_bytes / (rate_mbit * 1e6 / 8) / delta_s,
+            }
+        )
     return {
         "full_s": full_s,
-        "delta_s": delta_s,
-        "delta_phases_s": delta.seconds,
         "full_bytes": full.payload_bytes,
-        "delta_bytes": delta.payload_bytes,
-        "bare_bytes": bare_bytes,
-        "bare_s": bare_s,
+        "full_over_nominal": full_s / (full.payload_bytes / rate_bytes_per_s),
+        "deltas": rows,
     }
 
 
@@ -139,7 +165,7 @@ def timed(job):  # noqa: ANN001, ANN201
 def measure(arguments: argparse.Namespace) -> dict:
     """Make the link, publish, pull, and return the figures."""
     with (
-        namespaces(arguments.rate_mbit),
+        namespaces(arguments.rates_mbit[0]),
         S3Server(namespace=SERVER, host=SERVER_IP, pause_ms=arguments.pause_ms) as server,
     ):
         subprocess.run(
@@ -149,29 +175,26 @@ def measure(arguments: argparse.Namespace) -> dict:
         )  # fmt: skip
         published = in_namespace(SERVER, "publish", arguments, server.url)
         pulled = in_namespace(CLIENT, "pull", arguments, server.url)
-    bytes_per_s = arguments.rate_mbit * 1e6 / 8
     return {
         **machine("obstore", "moto"),
-        "rate_mbit": arguments.rate_mbit,
         "pause_ms": arguments.pause_ms,
         "share": arguments.share,
+        "part_mebibytes": arguments.part_mebibytes,
         **published,
         **pulled,
-        "delta_over_nominal": pulled["delta_s"] / (pulled["delta_bytes"] / bytes_per_s),
-        "delta_over_bare": pulled["delta_s"] / pulled["bare_s"],
-        "bare_over_nominal": pulled["bare_s"] / (pulled["bare_bytes"] / bytes_per_s),
-        "full_over_nominal": pulled["full_s"] / (pulled["full_bytes"] / bytes_per_s),
-        "full_over_delta": pulled["full_s"] / pulled["delta_s"],
     }
 
 
 def main() -> None:
     """Measure and print, or play one role in a namespace."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rate-mbit", type=int, default=200)
+    parser.add_argument("--rates-mbit", type=int, nargs="+", default=[200, 50, 10])
     parser.add_argument("--pause-ms", type=int, default=40)
     parser.add_argument("--share", type=float, default=0.01)
     parser.add_argument("--megabytes", type=int, default=500)
+    parser.add_argument(
+        "--part-mebibytes", type=int, default=64
+    )  # while one is decoded, the next comes
     parser.add_argument("--role", choices=["publish", "pull"])
     arguments = parser.parse_args()
     roles = {"publish": publish, "pull": pull, None: measure}

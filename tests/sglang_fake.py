@@ -164,6 +164,8 @@ class FakeSglang:
         self.models = [FusedModel(config, rank, ranks) for rank in range(ranks)]
         self._load(load_file(model / "model.safetensors"))
         self._lock = threading.Lock()
+        self._late: list[threading.Thread] = []
+        self._has_replied = threading.Event()
         self._hang = threading.Event()
         server = self
 
@@ -249,6 +251,7 @@ class FakeSglang:
         with suppress(OSError):  # whoever asked has given up
             request.end_headers()
             request.wfile.write(data)
+        self._has_replied.set()
 
     def _break(self, fault: str) -> None:
         if fault == "lost":
@@ -284,6 +287,8 @@ class FakeSglang:
         if path in ("/begin_weight_update", "/end_weight_update") and body is None:
             raise _RefusedError("Field required")
         with self._lock:
+            for thread in self._late:  # a rank does one thing after the other
+                thread.join()
             return 200, routes[path](body if body is not None else {})
 
     def _server_info(self, _: dict[str, Any]) -> dict[str, Any]:
@@ -347,16 +352,9 @@ class FakeSglang:
         if body.get("load_format") not in (None, "auto"):
             raise _DiedError
         if self.hooked:
-            answers = [
-                plugin.around(
-                    lambda *_: (True, "not ours"),
-                    SimpleNamespace(get_model=lambda m=model: m, tp_rank=rank),
-                    str(path),
-                )
-                for rank, model in enumerate(self.models)
-            ]
-            if any(not done for done, _ in answers):
-                raise _RefusedError(answers[0][1])
+            answers = self._hooked_load(path)
+            if not answers[0]:
+                raise _RefusedError(answers[1])
             if path == self.staging:
                 return self._updated(body)
         if not path.is_dir() or not [*path.glob("*.safetensors")]:
@@ -367,6 +365,24 @@ class FakeSglang:
             tensors |= load_file(file)
         self._load(tensors)  # a shape that does not fit raises: "rolling back" raises again
         return self._updated(body)
+
+    def _hooked_load(self, path: Path) -> tuple[bool, str]:
+        """Call the hook on every rank; as there, the first one's answer is the reply, the others come later."""
+
+        def call(rank: int) -> tuple[bool, str]:
+            model = self.models[rank]
+            updater = SimpleNamespace(get_model=lambda: model, tp_rank=rank)
+            return plugin.around(lambda *_: (True, "not ours"), updater, str(path))
+
+        def later(rank: int) -> None:
+            self._has_replied.wait(30)
+            call(rank)
+
+        self._has_replied.clear()
+        self._late = [threading.Thread(target=later, args=(rank,)) for rank in range(1, self.ranks)]
+        for thread in self._late:
+            thread.start()
+        return call(0)
 
     def _from_tensor(self, body: dict[str, Any]) -> Any:
         if self.rules["tensors_outside_session"] is not None:

@@ -238,8 +238,8 @@ class Outlet(ABC):
     ) -> AbstractContextManager[Send]:
         """Begin a round with exactly these members, who call `Inlet.buckets`; the context yields `Send`.
 
-        The context ends when every member has released all buckets, or at once with the error that leaves
-        it: then the round is over for the members, too.
+        The context ends when the trainer's part is done and what was sent may be written to again; whether a
+        member has all, it says itself. With an error it ends at once, and the round is over for the members, too.
 
         Args:
             sizes: bytes of every bucket that will come, each at least 1.

@@ -19,6 +19,7 @@ pytest.importorskip("sglang.srt", reason="needs the environment of make sglang-e
 import torch
 from safetensors.torch import load_file
 
+import sglang_probe
 import sglang_tiny as tiny
 import syncline
 from sglang_real import SOURCE
@@ -26,11 +27,12 @@ from sglang_real import SglangServer as RealServer
 from syncline.engines import CheckpointDir
 from syncline.errors import LayoutError, SynclineError
 from syncline.sglang import spans
-from syncline.sglang.change import LOADER
+from syncline.sglang.change import LOADER, NOTHING
 from syncline.sglang.commit import CommitOptions
 from syncline.sglang.control import SglangHttp
 from syncline.sglang.server import Route, SglangServer
 
+TESTS = Path(sglang_probe.__file__).parent
 PROMPT = [int(token) for token in np.random.default_rng(5).integers(3, 250, 200)]
 
 
@@ -51,14 +53,16 @@ class Pair:
         self.start()
 
     def start(self) -> None:
-        environment = {"SYNCLINE_SGLANG_STAGING": str(self.root / "staging")}
-        if self.plugins is not None:
-            environment["PYTHONPATH"] = f"{SOURCE}{os.pathsep}{self.plugins}"
+        path = [SOURCE, TESTS, *([] if self.plugins is None else [self.plugins])]
+        environment = {
+            "SYNCLINE_SGLANG_STAGING": str(self.root / "staging"),
+            "PYTHONPATH": os.pathsep.join(map(str, path)),
+        }
         self.real = RealServer(
             self.root / "model",
             self.root / "server.log",
             tp=self.tp,
-            arguments=["--custom-weight-loader", LOADER],
+            arguments=["--custom-weight-loader", LOADER, sglang_probe.NAME],
             environment=environment,
         ).wait()
         self.control = SglangHttp(self.real.url)
@@ -103,6 +107,16 @@ class Pair:
             for line in answer:
                 if line.startswith(b"data: {"):
                     yield json.loads(line.removeprefix(b"data: "))
+
+    def derived(self) -> dict[str, str]:
+        """Return digests of what the ranks derived from their weights."""
+        file = self.root / "staging" / sglang_probe.FILE
+        file.unlink(missing_ok=True)
+        self.control.begin(60)
+        self.control.load_tensors([NOTHING] * self.tp, sglang_probe.NAME, 60)
+        self.control.end(60)
+        found: dict[str, str] = json.loads(file.read_text())
+        return found
 
     def check_dense(self) -> None:
         """Compare with SGLang's own load of the whole checkpoint, which must change nothing."""
@@ -252,15 +266,11 @@ def test_the_plugin_is_a_second_door(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "pair",
-    ["qwen3-1", "qwen3-2", "qwen3_moe-1", "qwen3_moe-2", "deepseek_v3-1"],
-    indirect=True,
-    scope="module",
+    "pair", ["qwen3-1", "qwen3-2", "qwen3_moe-1", "qwen3_moe-2"], indirect=True, scope="module"
 )
 def test_fifty_random_deltas_are_fifty_dense_updates_and_a_fresh_start(pair: Pair) -> None:
     follow(pair, 50)
     assert pair.follower.figures()["syncline_dense_tensors"] == 0
-    # What the model derives from its weights has no checksum: what it computes with them must be the same.
     pair.train(share=0.5)
     pair.follower.sync()
     in_place = pair.generate(PROMPT, 30)
@@ -272,3 +282,27 @@ def test_fifty_random_deltas_are_fifty_dense_updates_and_a_fresh_start(pair: Pai
     assert fresh["output_ids"] == in_place["output_ids"]
     scores = [answer["meta_info"]["output_token_logprobs"] for answer in (fresh, in_place)]
     assert scores[0] == scores[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", ["deepseek_v3-1"], indirect=True, scope="module")
+def test_what_deepseek_derives_from_its_weights_follows_them(pair: Pair) -> None:
+    """Its absorbed projections have no checksum, and no build of its kernels runs here: they are read."""
+    pair.follower.sync()
+    seen = [pair.derived()]
+    assert len(seen[0]) == 2 * tiny.DEEPSEEK_V3["num_hidden_layers"]
+    for _ in range(20):
+        pair.train()
+        done = pair.follower.sync()
+        assert done is not None and done.route == "in place"
+        assert pair.follower.figures()["syncline_dense_tensors"] == 0
+        found = pair.derived()
+        assert found != seen[-1]
+        pair.check_dense()
+        assert pair.derived() == found
+        seen.append(found)
+    before = pair.control.checksums(120)
+    pair.real.close()
+    pair.start()
+    assert pair.control.checksums(120) == before
+    assert pair.derived() == seen[-1]

@@ -105,7 +105,7 @@ class InPlace:
         order = Order(uuid.uuid4().hex, act, str(self._checkpoint), self._journals)
         staged.forget_answers(self._directory)
         staged.write_order(self._directory, order)
-        self._trigger(control, timeout_s)
+        self._trigger(order.identity, control, timeout_s)
         answers = staged.read_answers(self._directory, order.identity, self._ranks)
         faults = [
             f"rank {answer.rank} of {self._ranks}: {answer.error}"
@@ -116,7 +116,7 @@ class InPlace:
             raise CommitError(f"{act}: {'; '.join(faults)}")
         return answers
 
-    def _trigger(self, control: SglangHttp, timeout_s: float) -> None:
+    def _trigger(self, order: str, control: SglangHttp, timeout_s: float) -> None:
         if self.in_session:
             control.load_tensors([NOTHING] * self._ranks, LOADER, timeout_s)
             return
@@ -126,6 +126,8 @@ class InPlace:
             # A rank that could not obey answers so; what each of them says is more.
             if not staged.has_answers(self._directory):
                 raise
+        # The first rank answers the call, whatever the others still do.
+        staged.wait_answers(self._directory, order, self._ranks, timeout_s)
 
 
 class FromDirectory:

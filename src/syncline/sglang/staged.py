@@ -10,6 +10,7 @@ what it raises.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 ORDER = "order.json"
 _LIMIT_BYTES = 64 << 20
+_LOOK_S = 0.005
 _ACTS = ("check", "apply", "undo")
 
 
@@ -132,6 +134,14 @@ def read_answers(directory: Path, order: str, ranks: int) -> list[Answer]:
         FormatError: an answer is not one.
     """
     return [_answered(_answer(directory, order, rank)) for rank in range(ranks)]
+
+
+def wait_answers(directory: Path, order: str, ranks: int, timeout_s: float) -> None:
+    """Return when every rank has answered an order, or time is up."""
+    until_s = time.monotonic() + timeout_s
+    paths = [_answer(directory, order, rank) for rank in range(ranks)]
+    while not all(path.exists() for path in paths) and time.monotonic() < until_s:
+        time.sleep(_LOOK_S)
 
 
 def forget_answers(directory: Path) -> None:

@@ -21,26 +21,25 @@ _WORTH_IT = 1.1
 class Width:
     """How many requests to keep under way: doubled as long as that moves at least a tenth more.
 
-    It starts at 2 and settles where doubling stops paying. One instance belongs to one store and one
+    It starts at 4, and settles where doubling stops paying. One instance belongs to one store and one
     direction, so that what one object taught serves the next.
 
     Attributes:
         streams: how many requests to keep under way now.
 
     Example:
-        >>> now = iter([0.0, 1.0, 1.5, 2.0])
+        >>> now = iter([0.0, 1.0, 2.0])
         >>> width = Width(clock=lambda: next(now))
         >>> width.begin()
-        >>> for nbytes in (100, 100, 100):
+        >>> for nbytes in (100, 100):
         ...     width.moved(nbytes, requests=width.streams)
         ...     print(width.streams)
-        4
         8
         4
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.streams = 2
+        self.streams = 4
         self._clock = clock
         self._best_bytes_per_s = 0.0
         self._is_settled = False
@@ -59,7 +58,7 @@ class Width:
         now = self._clock()
         rate = self._bytes / max(now - self._begun_at, 1e-9)
         if rate < self._best_bytes_per_s * _WORTH_IT:
-            self.streams = max(1, self.streams // 2)
+            self.streams //= 2
             self._is_settled = True
             return
         self._best_bytes_per_s = rate
