@@ -112,10 +112,12 @@ def run(directory: Path, runs: int, density: float, encoding: str) -> dict[str, 
     receiver = syncline.Receiver(store, engine)
     receiver.sync()
     published, applied, full = [], [], []
-    for number in range(runs):
+    for _ in range(runs):
         source.step(density)
         published.append(publisher.publish(source))
         applied.append(receiver.sync())
+    # Not in turn with the syncs: half a gigabyte that is freed keeps the kernel busy for seconds.
+    for number in range(runs):
         plain = syncline.FilesystemStore(directory / f"full{number}")
         plain.compare_and_swap("HEAD.json", None, b"{}")
         full.append(full_copy_s(plain, source, "weights"))
