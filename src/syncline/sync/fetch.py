@@ -6,6 +6,7 @@ import mmap
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from typing import IO
 
 from syncline.abc import Buffer, Store
 from syncline.errors import FormatError, ObjectNotFoundError, TransportUnavailableError, VerifyError
@@ -96,42 +97,95 @@ def fetched(
     Raises:
         VerifyError: size or SHA-256 differ from the manifest's.
     """
-    key = names.key(manifest.version, entry.path)
-    with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY_BYTES) as spool:
-        with phases("fetch"):
-            found = _spooled(store, key, entry, spool, on_bytes)
-            if found != entry:
-                # Damaged on the way or where it lies: the second time tells.
-                found = _spooled(store, key, entry, spool, ignore_bytes)
-        if found != entry:
-            raise VerifyError(
-                f"{key}: expected {entry.size_bytes} bytes with sha256 {entry.sha256}, found "
-                f"{found.size_bytes} bytes with sha256 {found.sha256}, fetched twice; the object is damaged",
-                version=manifest.version,
-            )
-        spool.seek(0)
-        if entry.size_bytes <= IN_MEMORY_BYTES:
-            return spool.read()
-        with temporary_file():
-            spool.flush()
+    if entry.size_bytes <= IN_MEMORY_BYTES:
+        memory = _Memory(entry.size_bytes)
+        _fill(store, manifest, entry, memory, on_bytes, phases)
+        return memory.content
+    with tempfile.TemporaryFile() as file:
+        _fill(store, manifest, entry, _File(file), on_bytes, phases)
         # Not closed by hand: decoders may still hold views, and the last of them frees the map.
-        return memoryview(mmap.mmap(spool.fileno(), 0, access=mmap.ACCESS_READ))
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
-def _spooled(
+class _Memory:
+    """Room for an object that is small enough, filled piece by piece, so that it is there only once."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._content = bytearray(size_bytes)
+        self._used_bytes = 0
+
+    @property
+    def content(self) -> memoryview:
+        """All of it, read-only."""
+        return memoryview(self._content).toreadonly()
+
+    def start_over(self) -> None:
+        """Forget what was added."""
+        self._used_bytes = 0
+
+    def add(self, piece: Buffer) -> None:
+        """Add bytes; those that find no room are left out, as the object's size tells."""
+        room = memoryview(self._content)[self._used_bytes :][: len(piece)]
+        room[:] = piece[: len(room)]
+        self._used_bytes += len(piece)
+
+
+class _File:
+    """A temporary file that is filled piece by piece."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def start_over(self) -> None:
+        """Forget what was added."""
+        self._file.seek(0)
+        self._file.truncate()
+
+    def add(self, piece: Buffer) -> None:
+        """Add bytes; they are in the file when this returns."""
+        with temporary_file():
+            self._file.write(piece)
+            self._file.flush()
+
+
+def _fill(
+    store: Store,
+    manifest: Manifest,
+    entry: PartEntry,
+    room: _Memory | _File,
+    on_bytes: Callable[[int], None],
+    phases: Phases,
+) -> None:
+    """Put the object there, hashed as it arrives; a second time if it is not what the manifest names.
+
+    Raises:
+        VerifyError: it is not then either.
+    """
+    key = names.key(manifest.version, entry.path)
+    with phases("fetch"):
+        found = _copied(store, key, entry, room, on_bytes)
+        if found != entry:
+            # Damaged on the way or where it lies: the second time tells.
+            found = _copied(store, key, entry, room, ignore_bytes)
+    if found != entry:
+        raise VerifyError(
+            f"{key}: expected {entry.size_bytes} bytes with sha256 {entry.sha256}, found "
+            f"{found.size_bytes} bytes with sha256 {found.sha256}, fetched twice; the object is damaged",
+            version=manifest.version,
+        )
+
+
+def _copied(
     store: Store,
     key: str,
     entry: PartEntry,
-    spool: tempfile.SpooledTemporaryFile[bytes],
+    room: _Memory | _File,
     on_bytes: Callable[[int], None],
 ) -> PartEntry:
-    """Fill the file anew with the object, hashed as it arrives; return what it is."""
-    spool.seek(0)
-    spool.truncate()
+    room.start_over()
     tally = Tally(store.pieces(key, entry.size_bytes))
     for piece in tally:
-        with temporary_file():
-            spool.write(piece)
+        room.add(piece)
         on_bytes(len(piece))
     return tally.entry(entry.path)
 
