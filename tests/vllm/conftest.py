@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import engine_leftovers
 from syncline.vllm.commit import CommitOptions, bring
 from syncline.vllm.control import HttpControl
 from vllm_serving import Served, Trainer, write_model
@@ -19,6 +20,12 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if Path(__file__).parent in item.path.parents:
                 item.add_marker(pytest.mark.skip("no vLLM here: make test-vllm"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_leftovers():
+    with engine_leftovers.removed():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,45 @@
+"""What engines that were killed leave on the machine: removed once the tests that killed them have ended."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+SHARED = Path("/dev/shm")
+BEGINNINGS = ("psm_", "sem.mp-", "sgl_shm_", "sglang_loads_", "vllm_dist_")
+
+
+@contextmanager
+def removed() -> Iterator[None]:
+    """Remove, at the end, segments that were made meanwhile and that no process has any more, and vLLM's sockets."""
+    before = _segments()
+    with tempfile.TemporaryDirectory(prefix="vllm-") as sockets:
+        os.environ["VLLM_RPC_BASE_PATH"] = sockets
+        try:
+            yield
+        finally:
+            del os.environ["VLLM_RPC_BASE_PATH"]
+    used = _used()
+    for name in _segments() - before:
+        if not any(name in place for place in used):
+            (SHARED / name).unlink(missing_ok=True)
+
+
+def _segments() -> set[str]:
+    return {path.name for path in SHARED.iterdir() if path.name.startswith(BEGINNINGS)}
+
+
+def _used() -> set[str]:
+    """Return what any process has mapped or open under `SHARED`."""
+    found: set[str] = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            lines = (process / "maps").read_text().splitlines()
+            found |= {line for line in lines if str(SHARED) in line}
+            for link in (process / "fd").iterdir():
+                with suppress(OSError):
+                    found.add(str(link.readlink()))
+    return found
