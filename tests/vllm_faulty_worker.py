@@ -1,4 +1,4 @@
-"""A worker extension whose live weights can be told to fail on one rank: how tests break a real vLLM."""
+"""A worker extension that tests tell to fail on one rank, or to be slow: how they break a real vLLM."""
 
 from __future__ import annotations
 
@@ -16,6 +16,20 @@ class FaultyWorker(SynclineWorker):
         if self.rank == int(rank):
             session = session_of(self)
             session.weights = _Faulty(session.weights, what, session)
+        return {"error": None}
+
+    def faulty_slow(self, milliseconds: str) -> dict:
+        """Take so much longer for every step, so that a request is still there when a test looks."""
+        runner = self.model_runner
+        vars(runner).pop("execute_model", None)
+        if float(milliseconds):
+            step = runner.execute_model
+
+            def slowly(*arguments, **more):
+                time.sleep(float(milliseconds) / 1000)
+                return step(*arguments, **more)
+
+            runner.execute_model = slowly
         return {"error": None}
 
     def faulty_hashes(self) -> dict:

@@ -49,6 +49,14 @@ def server(model, tmp_path_factory):
         yield served
 
 
+@pytest.fixture
+def slow_steps(server):
+    """Some milliseconds for every token, on however fast a machine."""
+    server.rpc("faulty_slow", "3")
+    yield
+    server.rpc("faulty_slow", "0")
+
+
 @pytest.fixture(scope="session")
 def trainer(model, tmp_path_factory):
     return Trainer(model, tmp_path_factory.mktemp("trainer") / "run")
@@ -67,11 +75,19 @@ def publish(trainer):
 
 @pytest.fixture
 def follow(server, trainer, control, publish):
-    """Bring the server to a version, by default one that is new."""
+    """Bring the server to a version, by default one that is new.
 
-    def bring_to(version=None, store=None, *, repair=False, **options):
+    What runs `when_staged` meets the pause right afterwards, however fast the machine generates.
+    """
+
+    def bring_to(version=None, store=None, *, repair=False, when_staged=lambda: None, **options):
         number = publish() if version is None else version
         url = str(trainer.store if store is None else store)
-        return bring(control, url, number, CommitOptions(**options), repair=repair)
+
+        def reached(step):
+            if step == "staged":
+                when_staged()
+
+        return bring(control, url, number, CommitOptions(**options), repair=repair, reached=reached)
 
     return bring_to

@@ -22,14 +22,15 @@ def test_a_prompt_that_was_cached_gives_the_new_versions_output(server, trainer,
     assert after["weight_versions"] == [{"version": str(new), "start": 0, "end": 24}]
 
 
+@pytest.mark.usefixtures("slow_steps")
 def test_a_request_that_is_kept_goes_on_with_the_new_weights_and_says_where(
     server, trainer, follow, publish
 ):
     old = follow().version
     new = publish()
-    running = server.begin(PROMPT[:20], LONG)
-    follow(new, pause="keep")
-    found = running.result()
+    running = []
+    follow(new, pause="keep", when_staged=lambda: running.append(server.begin(PROMPT[:20], LONG)))
+    found = running[0].result()
     tokens = found["token_ids"]
     first, second = found["weight_versions"]
     assert (first["version"], second["version"]) == (str(old), str(new))
@@ -42,40 +43,50 @@ def test_a_request_that_is_kept_goes_on_with_the_new_weights_and_says_where(
     assert by_old[at:] != by_new[at:]
 
 
+@pytest.mark.usefixtures("slow_steps")
 def test_a_request_that_is_waited_for_ends_with_the_old_weights(server, trainer, follow, publish):
     old = follow().version
     new = publish()
-    running = server.begin(PROMPT[:20], LONG)
-    follow(new, pause="wait")
-    found = running.result()
+    running = []
+    follow(new, pause="wait", when_staged=lambda: running.append(server.begin(PROMPT[:20], LONG)))
+    found = running[0].result()
     assert found["weight_versions"] == [{"version": str(old), "start": 0, "end": LONG}]
     assert found["token_ids"] == trainer.tokens(old, PROMPT[:20], LONG)
     assert server.generate(PROMPT, 8)["token_ids"] == trainer.tokens(new, PROMPT, 8)
 
 
+@pytest.mark.usefixtures("slow_steps")
 def test_a_request_that_is_aborted_has_tokens_of_the_old_weights_alone(
     server, trainer, follow, publish
 ):
     old = follow().version
     new = publish()
-    running = server.begin(PROMPT[:20], LONG)
-    follow(new, pause="abort")
-    found = running.result()
+    running = []
+    follow(new, pause="abort", when_staged=lambda: running.append(server.begin(PROMPT[:20], LONG)))
+    found = running[0].result()
     assert found["finish_reason"] == "abort"
     count = len(found["token_ids"])
     assert 0 < count < LONG
     assert found["weight_versions"] == [{"version": str(old), "start": 0, "end": count}]
 
 
+@pytest.mark.usefixtures("slow_steps")
 def test_a_pause_that_takes_too_long_is_given_up(server, trainer, follow, publish):
     from syncline.errors import TransportTimeoutError
 
     old = follow().version
     new = publish()
-    running = server.begin(PROMPT[:20], LONG)
+    running = []
     with pytest.raises(TransportTimeoutError, match="/pause"):
-        follow(new, pause="wait", drain_timeout_s=0.05)
-    assert running.result()["weight_versions"] == [{"version": str(old), "start": 0, "end": LONG}]
+        follow(
+            new,
+            pause="wait",
+            drain_timeout_s=0.05,
+            when_staged=lambda: running.append(server.begin(PROMPT[:20], LONG)),
+        )
+    assert running[0].result()["weight_versions"] == [
+        {"version": str(old), "start": 0, "end": LONG}
+    ]
     assert server.generate(PROMPT, 8)["token_ids"] == trainer.tokens(old, PROMPT, 8)
 
 
