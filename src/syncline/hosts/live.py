@@ -8,14 +8,15 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from syncline.abc import ByteArray, Engine
+from syncline.engines.passing import PassingEngine
 from syncline.errors import ConfigError
 from syncline.hosts.host import Space, VersionHost
 from syncline.hosts.offer import Catalog, Offer, Stored
-from syncline.types import Bits, DeviceBits, Record, Span, TensorMeta
+from syncline.types import Bits, Record, Span, TensorMeta
 from syncline.version import HeldVersion
 
 
-class LiveEngine(Engine):
+class LiveEngine(PassingEngine):
     """An engine that offers whatever version it holds; use it in place of the one that it is made from.
 
     Args:
@@ -31,8 +32,8 @@ class LiveEngine(Engine):
     """
 
     def __init__(self, host: VersionHost, engine: Engine) -> None:
+        super().__init__(engine)
         self._host = host
-        self._engine = engine
         self._space: Space | None = None
         self._offered: str | None = None
         self._views: list[Bits] = []
@@ -48,26 +49,10 @@ class LiveEngine(Engine):
             raise ConfigError("the engine offers no version: it holds none, or is taking one")
         return self._host.offer(self._offered)
 
-    def tensors(self) -> Mapping[str, TensorMeta]:
-        """Return the engine's tensors; see `Engine.tensors`."""
-        return self._engine.tensors()
-
-    def held(self) -> HeldVersion | None:
-        """Return the engine's version; see `Engine.held`."""
-        return self._engine.held()
-
-    def view(self, name: str) -> Bits:
-        """Return bits; see `Engine.view`."""
-        return self._engine.view(name)
-
-    def resident(self, name: str) -> Bits | DeviceBits:
-        """Return bits; see `Engine.resident`."""
-        return self._engine.resident(name)
-
     def apply(self, records: Iterable[Record], held: HeldVersion) -> None:
         """Take a version; see `Engine.apply`. What is drained first is no change: it is offered until then."""
         try:
-            self._engine.apply(self._closing_after(records), held)
+            super().apply(self._closing_after(records), held)
         except BaseException:
             if self._offered is None:
                 self._announce()
@@ -82,7 +67,7 @@ class LiveEngine(Engine):
         files: Mapping[str, bytes],
     ) -> None:
         """Take a whole version; see `Engine.create`."""
-        self._engine.create(held, spans, files)
+        super().create(held, spans, files)
         self._announce()
 
     def _closing_after(self, records: Iterable[Record]) -> Iterable[Record]:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from syncline.abc import Engine
 from syncline.commit.journal import Journal, JournalWriter
 from syncline.engines import CheckpointDir
+from syncline.engines.passing import PassingEngine
 from syncline.errors import CommitError
-from syncline.types import Bits, Record, Span, TensorMeta
+from syncline.types import Bits, Record
 from syncline.version import HeldVersion, PartEntry
 
 
-class Mirror(Engine):
+class Mirror(PassingEngine):
     """A checkpoint directory whose changes are also kept, sealed, for a server's ranks to apply.
 
     Args:
@@ -26,6 +26,7 @@ class Mirror(Engine):
     """
 
     def __init__(self, checkpoint: CheckpointDir, staging: Path) -> None:
+        super().__init__(checkpoint)
         self._checkpoint = checkpoint
         self._staging = staging
         self._count = 0
@@ -47,18 +48,6 @@ class Mirror(Engine):
         """The tensors that pending changes touch."""
         return sorted(self._names)
 
-    def tensors(self) -> Mapping[str, TensorMeta]:
-        """See `Engine.tensors`."""
-        return self._checkpoint.tensors()
-
-    def held(self) -> HeldVersion | None:
-        """See `Engine.held`."""
-        return self._checkpoint.held()
-
-    def view(self, name: str) -> Bits:
-        """See `Engine.view`."""
-        return self._checkpoint.view(name)
-
     def apply(self, records: Iterable[Record], held: HeldVersion) -> None:
         """Overwrite what the records list, and keep them; see `Engine.apply`."""
         path = self._staging / f"journal-{self._count}"
@@ -66,7 +55,7 @@ class Mirror(Engine):
         with path.open("w+b") as file:
             writer = JournalWriter(file)
             try:
-                self._checkpoint.apply(_kept(records, writer), held)
+                super().apply(_kept(records, writer), held)
             except BaseException:
                 path.unlink(missing_ok=True)
                 raise
@@ -76,15 +65,6 @@ class Mirror(Engine):
             return
         self.pending.append(PartEntry(path.name, seal.size_bytes, seal.sha256))
         self._names |= writer.names
-
-    def create(
-        self,
-        held: HeldVersion,
-        spans: Iterable[tuple[TensorMeta, Iterable[Span]]],
-        files: Mapping[str, bytes],
-    ) -> None:
-        """See `Engine.create`."""
-        self._checkpoint.create(held, spans, files)
 
     def before(self, name: str) -> Bits:
         """Return a tensor's bits without what is pending: those that the server has."""
