@@ -77,12 +77,12 @@ def test_a_store_that_is_gone(server, trainer, follow, unchanged):
     away = trainer.store.with_name("away")
     trainer.store.rename(away)
     try:
-        with pytest.raises(CommitError, match=r"no HEAD\.json in the store"):
+        with pytest.raises(CommitError, match=r"no HEAD\.json in"):
             follow(version)
         status, text = native_update(server, trainer.store, version)
         assert status == 500
-        assert "no HEAD.json in the store" in text
-        assert "no HEAD.json in the store" in server.log.read_text()
+        assert "no HEAD.json in" in text
+        assert "no HEAD.json in" in server.log.read_text()
     finally:
         away.rename(trainer.store)
 
