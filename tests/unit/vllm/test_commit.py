@@ -159,7 +159,7 @@ def test_what_a_dead_driver_left_applied_is_taken_back_first(run):
 def test_a_store_that_is_gone_is_an_error_before_the_pause(run, tmp_path):
     _url, base, _, _ = run
     vllm = FakeVllm(base)
-    with pytest.raises(CommitError, match=r"no HEAD\.json in the store.*2 of 2 workers"):
+    with pytest.raises(CommitError, match=r"no HEAD\.json in .*nothing.*2 of 2 workers"):
         bring(vllm, str(tmp_path / "nothing"), 2, OPTIONS)
     assert "pause" not in vllm.log
 
