@@ -15,8 +15,10 @@ import numpy as np
 import uvicorn
 
 from syncline import MemoryEngine, MemoryStore, Publisher
+from syncline.abc import Engine
 from syncline.hotload.client import PATH
 from syncline.serving import Replica, hot_load_app
+from syncline.serving.puller import EnginePuller
 
 PATIENCE_S = 30.0
 
@@ -65,6 +67,13 @@ class Run:
     def is_in(self, engine: Any, version: int) -> bool:
         """Is this version in the engine, bit for bit?"""
         return engine.view("w").tobytes() == self.published[version - 1]
+
+
+def engine_of(replica: Replica) -> Engine:
+    """Return the engine in this process that a replica keeps on its version."""
+    puller = replica._engine
+    assert isinstance(puller, EnginePuller)
+    return puller._engine
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from syncline import kernels
 from syncline.errors import CodecError, ConfigError, LayoutError
-from syncline.kernels import reference
+from syncline.kernels import backend, reference
 from syncline.types import ZERO, Bits, DeviceBits
 
 if sys.platform != "linux":
@@ -181,7 +181,7 @@ def test_host_memory_is_refused_where_the_kernels_are_compiled(monkeypatch) -> N
 
 
 def test_without_triton_the_error_says_what_to_install(monkeypatch) -> None:
-    monkeypatch.setattr(kernels, "find_spec", lambda name: None)
+    monkeypatch.setattr(backend, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"install syncline\[gpu\]"):
         kernels.fingerprint(torch.from_numpy(U16), 0, SEEDS)
 

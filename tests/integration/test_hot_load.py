@@ -15,7 +15,7 @@ import pytest
 import urllib3
 from fastapi import FastAPI
 
-from hot_load_servers import Run, Scripted, eventually, running, scripted, served
+from hot_load_servers import Run, Scripted, engine_of, eventually, running, scripted, served
 from syncline import MemoryEngine
 from syncline.errors import ConfigError, EndpointError, PeerLostError
 from syncline.hotload import FIREWORKS
@@ -61,13 +61,13 @@ def test_from_publish_to_ready(run: Run) -> None:
         client.tell("weight_v000003", previous="weight_v000002")
         loaded = client.wait("weight_v000003", poll_s=0.01)
         assert (loaded.ready, loaded.replicas) == (1, 1)
-        assert run.is_in(replica._engine, 3)
+        assert run.is_in(engine_of(replica), 3)
         client.tell("3")
         assert client.wait("3", poll_s=0.01).identity == "3"
         run.publish(full=True)
         client.tell("4")
         client.wait("4", poll_s=0.01)
-        assert run.is_in(replica._engine, 4)
+        assert run.is_in(engine_of(replica), 4)
         client.close()
 
 
@@ -271,7 +271,7 @@ def test_a_delta_on_what_is_not_held_is_taken_if_a_path_leads_there(run: Run) ->
             {"accepted": True, "identity": "5", "already_current": False},
         )
         HotLoadClient(url, token=TOKEN).wait("5", poll_s=0.01)
-        assert run.is_in(replica._engine, 5)
+        assert run.is_in(engine_of(replica), 5)
         assert post(url, {"identity": "5"})[1]["already_current"]
 
 
@@ -302,7 +302,7 @@ def test_two_clients_at_once(run: Run) -> None:
         for thread in threads:
             thread.join()
         eventually(lambda: replica.status().stage == "done", "the last order was followed")
-        assert run.is_in(replica._engine, replica.admission.served)
+        assert run.is_in(engine_of(replica), replica.admission.served)
 
 
 def test_would_a_request_be_served(server: str) -> None:
@@ -362,6 +362,7 @@ def test_the_description_is_open_and_lists_what_there_is(server: str) -> None:
     assert {path: sorted(methods) for path, methods in paths.items()} == {
         PATH: ["get", "post"],
         CHECK_PATH: ["get"],
+        "/metrics": ["get"],
     }
     fields = answer.json()["components"]["schemas"]["HotLoad"]["properties"]
     assert set(fields) == {"identity", "incremental_snapshot_metadata", "reset_prompt_cache"}
@@ -412,7 +413,7 @@ def test_a_publisher_tells_deployments_and_reports_who_did_not_listen(
         assert TOKEN not in repr(report)
         assert json.loads(json.dumps(report.as_dict()))["notices"][0]["error"] is None
         HotLoadClient(url, token=TOKEN).wait("weight_v000002", poll_s=0.01)
-        assert replica._engine.view("w").tobytes() == run.weights["w"].tobytes()
+        assert engine_of(replica).view("w").tobytes() == run.weights["w"].tobytes()
 
 
 def test_a_publisher_tells_of_deltas_of_full_versions_and_of_anchors() -> None:
@@ -447,7 +448,7 @@ def test_a_publisher_in_the_slime_layout_names_its_checksum_as_fireworks_does() 
         run.publish()
         with served(run) as (ours, replica):
             HotLoadClient(ours).tell("2", previous="1", checksum_format="adler32")
-            assert run.is_in(replica._engine, 2)
+            assert run.is_in(engine_of(replica), 2)
     metadata = script.asked[1][3]["incremental_snapshot_metadata"]
     assert (metadata["compression_format"], metadata["checksum_format"]) == ("zstd", "alder32")
 

@@ -30,8 +30,8 @@ class Target(Protocol):
     """Weights that can be read and overwritten at the places of a record.
 
     Attributes:
-        is_concurrent: different records may be read and written at the same time, on any thread, and what
-            is written needs no flush.
+        is_concurrent: different records may be read and written at the same time, on any thread; what is
+            written needs no flush; and no two tensors share memory.
     """
 
     is_concurrent: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
@@ -131,10 +132,9 @@ class MemoryEngine(Engine):
 class ArrayTarget:
     """Arrays as the target of an update."""
 
-    is_concurrent = True
-
     def __init__(self, bits: Mapping[str, Bits]) -> None:
         self._bits = bits
+        self.is_concurrent = not _overlap(bits.values())
 
     def first_difference(self, record: Record, bits: Bits) -> int | None:
         """Return the index of the first of the record's places where other bits than these stand."""
@@ -161,3 +161,10 @@ class ArrayTarget:
 
     def flush(self) -> None:
         """Do nothing: memory does not outlive the process."""
+
+
+def _overlap(arrays: Iterable[Bits]) -> bool:
+    """Tell whether any two arrays share memory, as those of tied tensors do."""
+    begins = [(array.ctypes.data, array.nbytes) for array in arrays if array.nbytes]
+    begins.sort()
+    return any(begin + nbytes > following for (begin, nbytes), (following, _) in pairwise(begins))

@@ -70,7 +70,7 @@ class TorchTarget:
             else:
                 self._others[name] = _Strided(tensor)
         self._arrays = ArrayTarget(viewed)
-        self.is_concurrent = not self._others
+        self.is_concurrent = self._arrays.is_concurrent and not self._others
 
     def first_difference(self, record: Record, bits: Bits) -> int | None:
         """Return the index of the first of the record's places where other bits than these stand."""

@@ -174,6 +174,22 @@ def test_records_that_share_a_place_are_noticed(
         np.testing.assert_array_equal(bits, before[name])
 
 
+def test_tensors_that_share_memory_are_noticed_too() -> None:
+    memory = np.arange(50, dtype=np.uint16)
+    live = {"a": memory, "b": memory[10:17]}
+    metas = {"a": METAS["a"], "b": TensorMeta("b", "U16", (7,))}
+    target = ArrayTarget(live)
+    assert not target.is_concurrent
+    assert ArrayTarget(weights(0)).is_concurrent
+    records = [
+        Record(name, 0, np.array([at], np.uint32), memory[10:11].copy(), memory[10:11] ^ flip)
+        for name, at, flip in (("a", 10, 1), ("b", 0, 2))
+    ]
+    with pytest.raises(VerifyError, match="'a': after writing, unit 10 must be"):
+        apply_in_memory(records, metas, target)
+    assert memory.tolist() == list(range(50))
+
+
 @pytest.mark.parametrize(
     ("places", "are_apart"),
     [

@@ -214,7 +214,7 @@ class _Both:
     def __init__(self, copies: ArrayTarget, live: TorchTarget) -> None:
         self._copies = copies
         self._live = live
-        self.is_concurrent = live.is_concurrent
+        self.is_concurrent = copies.is_concurrent and live.is_concurrent
 
     def first_difference(self, record: Record, bits: Bits) -> int | None:
         """Return the index of the first of the record's places where other bits than these stand."""
