@@ -159,11 +159,12 @@ def fingerprint_change(
         LayoutError: lengths or widths do not fit, or `start` is negative or beyond 64 bits.
 
     Example:
-        >>> old, keys = np.arange(9, dtype=np.uint8), seeds("t")
+        >>> from syncline import kernels
+        >>> old, keys = np.arange(9, dtype=np.uint8), kernels.seeds("t")
         >>> new = old.copy()
         >>> new[4] = 200
-        >>> change = fingerprint_change(0, *diff(old, new), keys)
-        >>> fingerprint(old, 0, keys) + change == fingerprint(new, 0, keys)
+        >>> change = fingerprint_change(0, *kernels.diff(old, new), keys)
+        >>> kernels.fingerprint(old, 0, keys) + change == kernels.fingerprint(new, 0, keys)
         True
     """
     if not isinstance(old_bits, np.ndarray):

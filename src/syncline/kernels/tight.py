@@ -29,8 +29,9 @@ class Classes:
         count: 1 to 16 classes; the last one takes all higher exponents.
 
     Example:
+        >>> from syncline.kernels.tight_reference import classify
         >>> bf16 = Classes(shift=7, mask=0xFF, lowest=120, count=8)
-        >>> reference.classify(np.array([0x3F80, 0x3C23, 0xC2C8], np.uint16), bf16).tolist()
+        >>> classify(np.array([0x3F80, 0x3C23, 0xC2C8], np.uint16), bf16).tolist()
         [7, 0, 7]
     """
 

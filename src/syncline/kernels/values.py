@@ -193,7 +193,7 @@ def write_changes(
         >>> old = np.array([7, 7], np.uint16)
         >>> told = write_changes(np.array([1, 5], np.uint32), 0, old, old + 1, is_step=True)
         >>> told.high.tolist(), told.symbol_bits, told.symbols.tolist(), told.excess.size
-        ([1, 3], 1, [3], 0)
+        ([1, 3], 1, [3], 2)
     """
     check_changes(offsets, new)
     check_pair(old, new)
