@@ -8,18 +8,18 @@ broadcasts are under way at a time. A broadcast that fails closes its group; the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
-from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from syncline.abc import Channel, Inlet, Outlet, Send
+from syncline.abc import Channel, Inlet
 from syncline.channels.lobby import Lobby, default_name, join
+from syncline.channels.outlet import RoundOutlet
 from syncline.channels.pieces import Pieces, fill, nbytes_of
 from syncline.channels.rounds import hear_form, hear_opened
 from syncline.channels.sockets import SocketChannel
@@ -41,7 +41,7 @@ _ROOT = 0
 _KEYS = ("backend", "host", "port", "prefix", "rank", "size", "timeout_ms")
 
 
-class CollectiveOutlet(Outlet):
+class CollectiveOutlet(RoundOutlet):
     """The trainer's end for engines anywhere on one fabric.
 
     Args:
@@ -94,19 +94,6 @@ class CollectiveOutlet(Outlet):
         """Return the engines that are here; see `Outlet.members`."""
         return self._lobby.members()
 
-    @contextmanager
-    def round(
-        self, members: Sequence[str], sizes: Sequence[int], timeout_s: float
-    ) -> Iterator[Send]:
-        """Begin a round; see `Outlet.round`. The group of the last round stays if its members do."""
-        try:
-            self._open(members, sizes, timeout_s)
-            yield partial(self._send, timeout_s)
-            self._finish(timeout_s)
-        except BaseException:
-            self._leave()
-            raise
-
     def _open(self, members: Sequence[str], sizes: Sequence[int], timeout_s: float) -> None:
         """Begin a round; The group of the last round stays if its members do."""
         here = self._lobby.members()
@@ -148,7 +135,7 @@ class CollectiveOutlet(Outlet):
     def close(self) -> None:
         """Let every engine go and free the ports; see `Outlet.close`."""
         self._lobby.close()
-        self._leave()
+        self._abandon()
         self._store = None
 
     def _finish_one(self, timeout_s: float) -> None:
@@ -160,7 +147,7 @@ class CollectiveOutlet(Outlet):
         Raises:
             PeerLostError, TransportTimeoutError: one did not come; `members` tells who is gone.
         """
-        self._leave()
+        self._abandon()
         if self._store is None:
             self._store = self._groups.serve(self._host, timeout_s)
         self._round += 1
@@ -179,7 +166,7 @@ class CollectiveOutlet(Outlet):
         )
         self._members = dict(channels)
 
-    def _leave(self) -> None:
+    def _abandon(self) -> None:
         self._pending.clear()
         self._members = {}
         group, self._group = self._group, None

@@ -6,15 +6,15 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from functools import partial
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import suppress
 from typing import ClassVar
 
 import numpy as np
 
-from syncline.abc import Channel, Inlet, Outlet, Send
+from syncline.abc import Channel, Inlet
 from syncline.channels.memory import MemoryChannel
+from syncline.channels.outlet import RoundOutlet
 from syncline.channels.pieces import Pieces, fill
 from syncline.errors import ConfigError, PeerLostError, TransportTimeoutError
 from syncline.types import Bits
@@ -24,7 +24,7 @@ _BUFFERS = 2
 _LOOK_S = 0.02
 
 
-class MemoryOutlet(Outlet):
+class MemoryOutlet(RoundOutlet):
     """The trainer's end; `MemoryInlet(outlet)` joins.
 
     Example:
@@ -83,22 +83,9 @@ class MemoryOutlet(Outlet):
                     del self._members[name]
             return {name: ends.channel for name, ends in self._members.items()}
 
-    @contextmanager
-    def round(
-        self, members: Sequence[str], sizes: Sequence[int], timeout_s: float
-    ) -> Iterator[Send]:
-        """Begin a round; see `Outlet.round`."""
-        try:
-            self._open(members, sizes, timeout_s)
-            yield partial(self._send, timeout_s)
-            self._finish(timeout_s)
-        except BaseException:
-            self._end_round()
-            raise
-
     def _open(self, members: Sequence[str], sizes: Sequence[int], timeout_s: float) -> None:
         """Begin a round."""
-        self._end_round()
+        self._abandon()
         self._sizes, self._sent = list(sizes), 0
         longest = max(sizes, default=0)
         self._buffers = [np.empty(longest, np.uint8) for _ in range(_BUFFERS)]
@@ -132,7 +119,7 @@ class MemoryOutlet(Outlet):
             members, self._members = self._members, {}
         for ends in members.values():
             ends.channel.close()
-        self._end_round()
+        self._abandon()
 
     def _wait(self, released: int, timeout_s: float) -> None:
         """Wait until every member has released so many buckets."""
@@ -149,7 +136,7 @@ class MemoryOutlet(Outlet):
                         f"engine {name!r} released nothing in {timeout_s} s; it is slow or stuck"
                     )
 
-    def _end_round(self) -> None:
+    def _abandon(self) -> None:
         for lane in self._round.values():
             lane.end()
             lane.filled.put(None)

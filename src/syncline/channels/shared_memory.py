@@ -18,15 +18,15 @@ import socket
 import struct
 import tempfile
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from functools import partial
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import suppress
 from typing import ClassVar, Protocol
 
 import numpy as np
 
-from syncline.abc import Channel, Inlet, Outlet, Send
+from syncline.abc import Channel, Inlet
 from syncline.channels.lobby import Lobby, default_name, join
+from syncline.channels.outlet import RoundOutlet
 from syncline.channels.pieces import Pieces, fill
 from syncline.channels.rounds import hear_form
 from syncline.channels.sockets import SocketChannel
@@ -97,7 +97,7 @@ class HostBuffers:
             self._map.close()
 
 
-class SharedMemoryOutlet(Outlet):
+class SharedMemoryOutlet(RoundOutlet):
     """The trainer's end for engines on the same machine, in shared memory or, with `device`, GPU memory.
 
     Args:
@@ -134,19 +134,6 @@ class SharedMemoryOutlet(Outlet):
     def members(self) -> Mapping[str, Channel]:
         """Return the engines that are here; see `Outlet.members`."""
         return self._lobby.members()
-
-    @contextmanager
-    def round(
-        self, members: Sequence[str], sizes: Sequence[int], timeout_s: float
-    ) -> Iterator[Send]:
-        """Begin a round; see `Outlet.round`. The memory of the last round is used again if it can be."""
-        try:
-            self._open(members, sizes, timeout_s)
-            yield partial(self._send, timeout_s)
-            self._finish(timeout_s)
-        except BaseException:
-            self._free()
-            raise
 
     def _open(self, members: Sequence[str], sizes: Sequence[int], timeout_s: float) -> None:
         """Begin a round; The memory of the last round is used again if it can be."""
@@ -186,10 +173,10 @@ class SharedMemoryOutlet(Outlet):
     def close(self) -> None:
         """Let every engine go, free the memory and the path; see `Outlet.close`."""
         self._lobby.close()
-        self._free()
+        self._abandon()
 
     def _form(self, members: Mapping[str, SocketChannel], bucket_bytes: int) -> None:
-        self._free()
+        self._abandon()
         self._buffers = self._allocated(bucket_bytes)
         form, fds = self._buffers.told()
         for name, channel in members.items():
@@ -236,7 +223,7 @@ class SharedMemoryOutlet(Outlet):
                 else f"engine {name!r} answered for bucket {number}, expected {expected}"
             )
 
-    def _free(self) -> None:
+    def _abandon(self) -> None:
         for bell in self._bells.values():
             bell.close()
         self._bells, self._released, self._formed_with = {}, {}, {}
