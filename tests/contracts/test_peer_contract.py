@@ -104,6 +104,25 @@ def test_more_reads_than_go_at_a_time(make):
     assert place.tobytes() == source.reshape(-1, 8)[order].tobytes()
 
 
+def test_large_reads_behind_a_small_one_have_ended_too(make):
+    """Regression: Mooncake tells the state of a batch's first read as that of the whole batch."""
+    here, there = make(), make()
+    large = 4 << 20
+    source, place = memory(there, 8 + 6 * large), memory(here, 8 + 6 * large, 0)
+    there.register("source", source)
+    here.register("place", place)
+    starts = [8 + n * large for n in range(6)]
+    reads = [
+        Read("source", 0, "place", 0, 8),
+        *(Read("source", at, "place", at, large) for at in starts),
+    ]
+    for _ in range(3):
+        place[:] = 0
+        here.read(there.describe(), reads, 60.0)
+        found = place.copy()
+        assert np.array_equal(found, source)
+
+
 def test_live_memory_is_read_as_it_is_then(make):
     here, there = make(), make()
     source, place = memory(there, 64, 1), memory(here, 64, 0)

@@ -34,6 +34,9 @@ LEAST = (0, 3, 12)
 """Before it a TCP transfer could be reported done before it was (kvcache-ai/Mooncake#2850)."""
 
 _POLL_S = 0.0005
+_UNDER_WAY_STILL = -2
+"""Status of a read that Mooncake no longer waits for; it may yet write."""
+
 _environment = threading.Lock()
 
 
@@ -139,43 +142,63 @@ class MooncakePeer(PeerMemory):
         places: dict[Read, ByteArray],
         deadline: Deadline,
     ) -> None:
-        def ask() -> int:
-            return int(
-                self._engine.batch_transfer_async_read(
-                    described.fields["target"],
-                    [int(places[read].ctypes.data) for read, _ in batch],
-                    [row[1] + read.offset for read, row in batch],
-                    [read.nbytes for read, _ in batch],
-                )
-            )
+        def ask() -> list[int]:
+            return [self._ask(described, read, row, places[read]) for read, row in batch]
 
         try:
             # The first one to a peer waits for its answer, a minute if it must.
-            number = _within(deadline.left_s(), ask)
-            if not number:
-                raise PeerLostError(f"{described.place}: refused the read, or is gone")
-            while (status := self._engine.transfer_check_status(number)) == 0:
-                deadline.left_s()
-                time.sleep(_POLL_S)
+            numbers = _within(deadline.left_s(), ask)
+            refused = numbers.count(0)
+            failed = self._settle([number for number in numbers if number], deadline)
         except TimeoutError as error:
             self._broken = f"has a read from {described.place} that never ended"
             self._kept.extend(places.values())
             raise TransportTimeoutError(
                 f"{described.place} did not answer in {deadline.timeout_s} s"
             ) from error
-        if status < 0:
+        if refused:
+            raise PeerLostError(f"{described.place}: refused {refused} reads, or is gone")
+        if failed:
             raise PeerLostError(
-                f"{described.place}: the read failed; the peer is gone, or has taken the memory back"
+                f"{described.place}: {failed} reads failed; the peer is gone, or has taken the memory back"
             )
+
+    def _ask(
+        self, described: Description, read: Read, row: tuple[int, ...], place: ByteArray
+    ) -> int:
+        """Begin one read and return its number, 0 if it was refused.
+
+        One number a read: the status of a number is that of its first read only, whatever else goes under it.
+        """
+        return int(
+            self._engine.batch_transfer_async_read(
+                described.fields["target"],
+                [int(place.ctypes.data)],
+                [row[1] + read.offset],
+                [read.nbytes],
+            )
+        )
+
+    def _settle(self, numbers: Sequence[int], deadline: Deadline) -> int:
+        """Wait until every read has ended, so that no place is written to later; return how many failed."""
+        failed = 0
+        for number in numbers:
+            while (status := self._engine.transfer_check_status(number)) == 0:
+                deadline.left_s()
+                time.sleep(_POLL_S)
+            if status == _UNDER_WAY_STILL:
+                raise TimeoutError
+            failed += status < 0
+        return failed
 
     def _check_usable(self) -> None:
         if self._broken is not None:
             raise ConfigError(f"this Mooncake peer {self._broken}; make a new one")
 
 
-def _within(timeout_s: float, call: Callable[[], int]) -> int:
+def _within(timeout_s: float, call: Callable[[], list[int]]) -> list[int]:
     """Return what a call returns; raise `TimeoutError` if it takes longer, and leave it to itself."""
-    found: queue.SimpleQueue[int | Exception] = queue.SimpleQueue()
+    found: queue.SimpleQueue[list[int] | Exception] = queue.SimpleQueue()
 
     def run() -> None:
         try:
