@@ -9,6 +9,7 @@ from syncline.choice.decision import Decision, Option, decide
 from syncline.choice.machine import REFERENCE, Coding, Machine, measure_machine
 from syncline.choice.matrix import MATRIX, Row, against
 from syncline.choice.prediction import Terms, predict
+from syncline.choice.probe import answer_probe, probe_channel, probe_store
 from syncline.choice.values import Density, Link, Links, Topology, Updater
 
 __all__ = [
@@ -26,7 +27,10 @@ __all__ = [
     "Topology",
     "Updater",
     "against",
+    "answer_probe",
     "decide",
     "measure_machine",
     "predict",
+    "probe_channel",
+    "probe_store",
 ]

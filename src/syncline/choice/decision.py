@@ -1,4 +1,4 @@
-"""The decision: of all ways that a topology allows, the table's, unless another one is far quicker."""
+"""The decision: of all ways that a topology allows, the table's, unless another one is known to be far quicker."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from typing import Any
 from syncline.choice.machine import REFERENCE, Machine
 from syncline.choice.matrix import MATRIX, PLACES, Place, Row, out_of_reach
 from syncline.choice.prediction import Terms, predict
-from syncline.choice.values import Density, Links, Topology, Updater
+from syncline.choice.values import ASSUMED, Density, Link, Links, Topology, Updater
 from syncline.errors import ConfigError
 from syncline.version import Kind
 
-MARGIN = 2.0
-"""How many times as long the table's way may take before a farther one is chosen: predictions err by as much."""
+MARGIN = 4.0
+"""How many times as long the table's way may take before a farther one is chosen.
+
+Two predictions may each be off by a factor of two, and the nearer way depends on fewer others.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,13 +151,20 @@ def decide(
     home = min((option.place for option in legal), key=PLACES.index)
     near = min((o for o in legal if o.place == home), key=lambda o: o.predicted_s)
     best = min(legal, key=lambda o: o.predicted_s)
-    chosen = best if near.predicted_s > MARGIN * best.predicted_s else near
+    is_known = not any(_link(o, links).origin == ASSUMED for o in (near, best))
+    is_far_better = is_known and near.predicted_s > MARGIN * best.predicted_s
+    chosen = best if is_far_better else near
     others = sorted(
         (option for option in options if option is not chosen),
         key=lambda o: (o.terms is None, 0.0 if o.terms is None else o.predicted_s),
     )
-    why = _reasons(chosen, near, legal, density, links, machine)
+    why = _reasons(chosen, near, best, legal, density, links, machine)
     return Decision(chosen, tuple(others), why, topology, density, links, machine)
+
+
+def _link(option: Option, links: Links) -> Link:
+    """Return the link whose speed counts for a way: what shared memory leaves is the store's."""
+    return links.fabric if option.updater in ("collective", "peers") else links.store
 
 
 def _serves(option: Option, transport: Updater) -> bool:
@@ -187,6 +197,7 @@ def _option(
 def _reasons(
     chosen: Option,
     near: Option,
+    best: Option,
     legal: Sequence[Option],
     density: Density,
     links: Links,
@@ -199,13 +210,18 @@ def _reasons(
             f"{near} would take {near.predicted_s:.3g} s, more than {MARGIN:g} times the "
             f"{chosen.predicted_s:.3g} s of this"
         )
+    elif best.place != near.place:
+        why.append(
+            f"{best} might take {best.predicted_s:.3g} s instead of {near.predicted_s:.3g} s: not sure "
+            f"enough, or not {MARGIN:g} times as quick; ask for it to have it"
+        )
     other = [o for o in legal if o.place == chosen.place and o is not chosen]
     why += [
         f"{o.kind} instead of {chosen.kind}: {o.predicted_s:.3g} s instead of {chosen.predicted_s:.3g} s, "
         f"with {density.share:.2%} of {density.model_bytes / 1e9:.3g} GB changed"
         for o in other
     ]
-    link = links.store if chosen.updater == "store" else links.fabric
+    link = _link(chosen, links)
     if chosen.encoding is not None:
         why.append(
             f"`{chosen.encoding}`: at {link.down_bytes_per_s / 1e6:.3g} MB/s its bytes and its coding "

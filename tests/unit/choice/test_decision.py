@@ -75,8 +75,15 @@ def test_a_far_quicker_way_beats_the_table_and_the_decision_says_so() -> None:
     decision = decide(Topology(engines=2, fabric=True), MODEL, links)
     assert decision.transport == "store"
     assert any("fabric, delta: collective would take" in line for line in decision.why)
-    near = replace(links, fabric=Link.of(0.9e9))
-    assert decide(Topology(engines=2, fabric=True), MODEL, near).transport == "collective"
+    near = replace(links, fabric=Link.of(0.2e9))
+    decision = decide(Topology(engines=2, fabric=True), MODEL, near)
+    assert decision.transport == "collective"
+    assert any("apart, delta: store might take" in line for line in decision.why)
+
+
+def test_what_is_assumed_beats_nothing() -> None:
+    links = Links(store=Link.of(1e9), fabric=Link.of(1e6, origin=Links().fabric.origin))
+    assert decide(Topology(engines=2, fabric=True), MODEL, links).transport == "collective"
 
 
 def test_engines_on_one_host_share_its_link_and_hosts_do_not() -> None:
