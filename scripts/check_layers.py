@@ -16,6 +16,7 @@ LEVELS = {
     "version": 0,
     "abc": 1,
     "config": 1,
+    "anonymous": 2,
     "arrays": 2,
     "device": 2,
     "durable": 2,

@@ -30,6 +30,7 @@ from syncline.errors import (
     TransportTimeoutError,
 )
 from syncline.format import names, strict_json
+from syncline.types import check_seconds
 
 _FORMAT = "syncline-live"
 _GREETING_BYTES = 4096
@@ -60,7 +61,7 @@ class Lobby:
         self, address: str, transport: str, timeout_s: float, token_env: str | None = None
     ) -> None:
         self._transport = transport
-        self._timeout_s = timeout_s
+        self._timeout_s = check_seconds("timeout_s", timeout_s)
         self._token = _token(address, token_env)
         self._socket = own(_listen(address))
         self._path = None if ":" in address else Path(address)
@@ -91,7 +92,7 @@ class Lobby:
         Raises:
             TransportTimeoutError: fewer did; names them.
         """
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + check_seconds("timeout_s", timeout_s)
         while len(found := self.members()) < count:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
@@ -185,7 +186,8 @@ def join(
         ConfigError: the trainer refused, or is another kind of program; says why.
     """
     token = _token(address, token_env)
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + check_seconds("timeout_s", timeout_s)
+    _check_name(name)
     while True:
         try:
             return _joined(_connect(address, deadline_s), transport, name, token, timeout_s)
@@ -196,6 +198,14 @@ def join(
                     "check the address"
                 ) from error
             time.sleep(_RETRY_S)
+
+
+def _check_name(name: str) -> None:
+    """Refuse here a name that the trainer would refuse."""
+    try:
+        names.check_identity(name, "name")
+    except FormatError as error:
+        raise ConfigError(f"{error}; give this engine another one") from error
 
 
 def default_name() -> str:

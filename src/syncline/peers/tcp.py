@@ -8,6 +8,7 @@ another process that got the port of a dead one, is turned away. Nothing is encr
 from __future__ import annotations
 
 import hmac
+import re
 import secrets
 import socket
 import struct
@@ -18,7 +19,13 @@ from itertools import count
 
 from syncline.abc import ByteArray, PeerMemory
 from syncline.endpoints import answer_each, own
-from syncline.errors import ConfigError, MovedOnError, PeerLostError, TransportTimeoutError
+from syncline.errors import (
+    ConfigError,
+    FormatError,
+    MovedOnError,
+    PeerLostError,
+    TransportTimeoutError,
+)
 from syncline.peers import regions
 from syncline.peers.regions import MAX_READS, Description, Regions, batches
 from syncline.peers.streams import Deadline, receive_exactly, receive_into, send_all
@@ -28,6 +35,8 @@ _COUNT = struct.Struct("<I")
 _ITEM = struct.Struct("<QQQ")
 _OK, _GONE = b"\0", b"\1"
 _KEY_BYTES = 16
+_KEY = re.compile(f"[0-9a-f]{{{2 * _KEY_BYTES}}}")
+_PORT = re.compile("[0-9]{1,5}")
 _IDLE_S = 3600.0
 _GREETING_S = 10.0
 
@@ -131,8 +140,8 @@ class TcpPeer(PeerMemory):
 
     def _connection(self, described: Description) -> _Connection:
         fields = described.fields
-        if not fields["port"].isdecimal() or len(fields["key"]) != 2 * _KEY_BYTES:
-            raise PeerLostError(f"{described.place}: not an address")
+        if not (_PORT.fullmatch(fields["port"]) and _KEY.fullmatch(fields["key"])):
+            raise FormatError(f"{described.place}: expected a port and a key of {_KEY_BYTES} bytes")
         key = (fields["host"], int(fields["port"]), fields["key"])
         with self._lock:
             if self._is_closed:
@@ -210,7 +219,12 @@ class _Connection:
             raise TransportTimeoutError(
                 f"{self._place} did not answer in {deadline.timeout_s} s; it is slow, stuck or cut off"
             ) from error
-        except (OSError, EOFError) as error:
+        except (
+            OSError,
+            EOFError,
+            OverflowError,
+            UnicodeError,
+        ) as error:  # the latter: no port, no host
             self.close()
             raise PeerLostError(f"{self._place} is gone: {error}") from error
         except BaseException:
