@@ -19,6 +19,7 @@ LEVELS = {
     "arrays": 2,
     "device": 2,
     "durable": 2,
+    "endpoints": 2,
     "kernels": 2,
     "threads": 2,
     "trace": 2,

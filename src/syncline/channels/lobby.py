@@ -21,6 +21,7 @@ from pathlib import Path
 
 from syncline import config
 from syncline.channels.sockets import MAX_FRAME_BYTES, SocketChannel
+from syncline.endpoints import answer_each, own
 from syncline.errors import (
     ConfigError,
     FormatError,
@@ -61,14 +62,19 @@ class Lobby:
         self._transport = transport
         self._timeout_s = timeout_s
         self._token = _token(address, token_env)
-        self._socket = _listen(address)
+        self._socket = own(_listen(address))
         self._path = None if ":" in address else Path(address)
         self._inode = None if self._path is None else self._path.stat().st_ino
         self.address = address if self._path is not None else _bound(self._socket)
         self._changed = threading.Condition()
         self._members: dict[str, SocketChannel] = {}
         self._is_closed = False
-        threading.Thread(target=self._accept, name="syncline-lobby", daemon=True).start()
+        threading.Thread(
+            target=answer_each,
+            args=(self._socket, self._greet, "syncline-greeting"),
+            name="syncline-lobby",
+            daemon=True,
+        ).start()
 
     def members(self) -> Mapping[str, SocketChannel]:
         """Return the engines that joined and are there, in the order of joining."""
@@ -103,7 +109,7 @@ class Lobby:
                 return
             self._is_closed = True
             members, self._members = self._members, {}
-        if self._path is not None:
+        if self._path is not None and self._socket.fileno() >= 0:  # else a fork's parent has it
             with suppress(OSError):  # gone, or another's by now
                 if self._path.stat().st_ino == self._inode:
                     self._path.unlink()
@@ -112,14 +118,6 @@ class Lobby:
         self._socket.close()
         for channel in members.values():
             channel.abort()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connected, _ = self._socket.accept()
-            except OSError:
-                return  # closed
-            threading.Thread(target=self._greet, args=(connected,), daemon=True).start()
 
     def _greet(self, connected: socket.socket) -> None:
         """Let an engine in, or tell it why not; whoever does not speak the protocol is cut off."""

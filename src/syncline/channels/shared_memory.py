@@ -30,6 +30,7 @@ from syncline.channels.outlet import RoundOutlet
 from syncline.channels.pieces import Pieces, fill
 from syncline.channels.rounds import hear_form
 from syncline.channels.sockets import SocketChannel
+from syncline.endpoints import own
 from syncline.errors import (
     ConfigError,
     FormatError,
@@ -181,7 +182,7 @@ class SharedMemoryOutlet(RoundOutlet):
         form, fds = self._buffers.told()
         for name, channel in members.items():
             ours, theirs = socket.socketpair()
-            self._bells[name], self._released[name] = ours, 0
+            self._bells[name], self._released[name] = own(ours), 0
             with theirs:
                 channel.send(
                     strict_json.dump({"form": form, "round": self._round}), [theirs.fileno(), *fds]
@@ -334,7 +335,7 @@ class SharedMemoryInlet(Inlet):
                 f"{where}: expected {count} open files to come along, found {len(fds)}"
             )
         bell, *memory = fds[-count:]
-        self._bell = socket.socket(fileno=os.dup(bell))
+        self._bell = own(socket.socket(fileno=os.dup(bell)))
         if kind == "host":
             self._view = _HostView(memory[0], bucket_bytes)
         else:

@@ -57,6 +57,7 @@ class SharedPeer(PeerMemory):
         self._mapped: dict[tuple[str, str, str], ByteArray] = {}
         self._lock = threading.Lock()
         self._is_closed = False
+        self._pid = os.getpid()
         # One word a region, its number while it is registered: readers look at it before and after.
         self._table = self.allocate(8 * _SLOTS).view("<u8")
         self._numbers: dict[str, int] = {}
@@ -100,8 +101,9 @@ class SharedPeer(PeerMemory):
 
     def register(self, region: str, memory: ByteArray) -> None:
         """Make memory from `allocate` readable; see `PeerMemory.register`."""
-        if self._is_closed:
-            raise ConfigError("register: this side was closed; make a new one")
+        if self._is_closed or self._pid != os.getpid():
+            why = "closed" if self._is_closed else "made before this process was forked"
+            raise ConfigError(f"register: this side was {why}; make a new one")
         self._find(region, memory)
         if self._next == _SLOTS:
             raise ConfigError(f"register: {_SLOTS - 1} regions are the most; make a new side")
@@ -115,7 +117,9 @@ class SharedPeer(PeerMemory):
         """Take a region back; see `PeerMemory.unregister`."""
         with self._lock:
             number = self._numbers.pop(region, None)
-            if number is not None:
+            if (
+                number is not None and self._pid == os.getpid()
+            ):  # the table is a forked child's, too
                 self._table[number] = 0
         self._regions.remove(region)
 
