@@ -15,7 +15,7 @@ from syncline.format.bucket import check_bucket_bytes
 from syncline.format.index import CHECKSUM
 from syncline.format.rules import INTERCHANGE_ENCODINGS
 from syncline.sync.notify import Deployments
-from syncline.types import TensorMeta
+from syncline.types import TensorMeta, check_seconds
 from syncline.version import Kind
 
 _OVERWRITE_LIMIT_BYTES = 1 << 32
@@ -96,8 +96,8 @@ class PublisherOptions:
         for name in ("part_bytes", "memory_bytes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: expected at least 1, found {getattr(self, name)}")
-        if not self.notify_timeout_s > 0:
-            raise ConfigError(f"notify_timeout_s must be above 0, found {self.notify_timeout_s}")
+        if not check_seconds("notify_timeout_s", self.notify_timeout_s):
+            raise ConfigError("notify_timeout_s must be above 0")
         self._check_live()
         if self.anchor_every is not None and self.anchor_every < 1:
             raise ConfigError(
@@ -136,8 +136,8 @@ class PublisherOptions:
             )
         if self.bucket_bytes is not None:
             check_bucket_bytes(self.bucket_bytes)
-        if not self.live_timeout_s > 0:
-            raise ConfigError(f"live_timeout_s must be above 0, found {self.live_timeout_s}")
+        if not check_seconds("live_timeout_s", self.live_timeout_s):
+            raise ConfigError("live_timeout_s must be above 0")
 
     def _check_layout(self) -> None:
         if self.layout not in ("syncline", "slime"):

@@ -20,7 +20,7 @@ from syncline.sync.phases import Phases
 from syncline.sync.pull import Pull
 from syncline.sync.reports import AppliedVersion
 from syncline.trace import Trace
-from syncline.types import Step
+from syncline.types import Step, check_seconds
 from syncline.version import HeldVersion, Kind
 
 Verify = Literal["changed", "full"]
@@ -170,7 +170,8 @@ class Receiver:
         """
         if self._inlet is not None:
             raise ConfigError("wait: expected a store, found a live path; its sync waits by itself")
-        end = time.monotonic() + timeout_s
+        end = time.monotonic() + check_seconds("timeout_s", timeout_s)
+        check_seconds("poll_s", poll_s)
         while True:
             if self._doorway is not None and self._doorway.inlet() is not None:
                 return
