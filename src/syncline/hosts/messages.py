@@ -38,6 +38,17 @@ def number(fields: Mapping[str, Any], key: str) -> int:
     return strict_json.integer(fields.get(key), f"{_WHERE}: {key}")
 
 
+def microseconds(seconds: Mapping[str, float]) -> dict[str, int]:
+    """Return seconds by phase as a message carries them, in whole microseconds."""
+    return {name: round(1e6 * spent_s) for name, spent_s in seconds.items()}
+
+
+def seconds(fields: Mapping[str, Any], key: str) -> dict[str, float]:
+    """Return seconds by phase that a message carries in microseconds."""
+    spent = strict_json.members(fields.get(key), f"{_WHERE}: {key}")
+    return {name: 1e-6 * number(spent, name) for name in spent}
+
+
 def text(fields: Mapping[str, Any], key: str) -> str:
     """Return a string that a message carries."""
     value = fields.get(key)

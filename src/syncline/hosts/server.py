@@ -36,7 +36,9 @@ from syncline.hosts.sources import Sources, find_sources
 from syncline.hosts.wire import fellow_of
 from syncline.peers.streams import Deadline
 from syncline.plan import Assignment, Plan
+from syncline.sync.accounting import Moved
 from syncline.types import ZERO, Fingerprint
+from syncline.version import HeldVersion
 
 _POLL_S = 0.01
 _HEX = re.compile(r"[0-9a-f]{32}")
@@ -49,6 +51,7 @@ class UpdateReport:
     Attributes:
         version: that all `workers` hold now. seconds: all of it; wanted_bytes: what each worker got.
         buckets: how they staged. lost: hosts and workers that somebody gave up on while reading.
+        moved: bytes from all peers to all workers, and seconds by phase, over all workers; waiting is nobody's.
     """
 
     version: int
@@ -57,6 +60,7 @@ class UpdateReport:
     wanted_bytes: Mapping[str, int]
     buckets: Buckets
     lost: tuple[str, ...]
+    moved: Moved
 
 
 class ParameterServer:
@@ -191,6 +195,7 @@ class ParameterServer:
             wanted,
             staged,
             tuple(sorted(lost)),
+            _moved(update.committed.values(), sources.held, roads.read_bytes, seconds),
         )
 
 
@@ -318,6 +323,19 @@ class _Update:
                 self._request()
         except Exception as error:  # noqa: BLE001 - whatever the caller's function raises ends the update
             self._failure.append(error)
+
+
+def _moved(
+    said: Collection[Mapping[str, Any]], held: HeldVersion, catalog_bytes: int, total_s: float
+) -> Moved:
+    """Sum up what the workers say that it took, and the catalogs that the server read."""
+    spent: dict[str, float] = {}
+    for fields in said:
+        for name, spent_s in messages.seconds(fields, "spent_us").items():
+            spent[name] = spent.get(name, 0.0) + spent_s
+    wire_bytes = catalog_bytes + sum(messages.number(fields, "wire_bytes") for fields in said)
+    seconds, model_bytes = {**spent, "total": total_s}, held.manifest.model_bytes
+    return Moved.of("peers", "full", len(said), wire_bytes, model_bytes, seconds)
 
 
 def _receivers(ready: Mapping[str, Mapping[str, Any]], sources: Sources) -> list[Receiver]:

@@ -23,6 +23,7 @@ from syncline.errors import (
 from syncline.stores import open_store
 from syncline.types import ZERO, Fingerprint
 from syncline.version import HeldVersion
+from syncline.vllm import moving
 from syncline.vllm.copy import HostCopy
 from syncline.vllm.live import LiveWeights
 from syncline.vllm.ranks import Said, Workers
@@ -66,6 +67,7 @@ class Session:
         self._is_applied = False
         self._is_torn = False
         self._is_repair = False
+        self._apply_s = 0.0
 
     def open(self, store: str) -> None:
         """Follow this store from now on. Collective: no.
@@ -144,11 +146,8 @@ class Session:
         if verdict is not None:
             self._undo_together(verdict)
         self._is_applied = True
-        _log.info(
-            "syncline: version %d is in place after %.3f s",
-            staged.version,
-            time.perf_counter() - started_s,
-        )
+        self._apply_s = time.perf_counter() - started_s
+        _log.info("syncline: version %d is in place after %.3f s", staged.version, self._apply_s)
         return staged
 
     def undo(self) -> None:
@@ -201,6 +200,7 @@ class Session:
             "staged": None if self._staged is None else self._staged.version,
             "is_applied": self._is_applied,
             "is_torn": self._is_torn,
+            "moved": None if self._copy is None else moving.told(self._copy.moved, self._apply_s),
             "stage_error": None if error is None else f"{type(error).__name__}: {error}",
         }
 
