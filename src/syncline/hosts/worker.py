@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from syncline.errors import (
     FormatError,
     PeerLostError,
     SynclineError,
+    TransportError,
     TransportTimeoutError,
 )
 from syncline.format import strict_json
@@ -100,7 +100,7 @@ class Worker:
         try:
             return self._take(channel, update, fields)
         except BaseException as error:
-            with suppress(PeerLostError):
+            with suppress(SynclineError):  # what happened here is what is to be raised
                 say(channel, update, "failed", error=f"{type(error).__name__}: {error}")
             raise
 
@@ -109,8 +109,7 @@ class Worker:
         self._observe(Step("update.begun"))
         roads = Roads(self._memories, f"update.{self._name}.{update}")
         try:
-            offers = [base64.b64decode(raw) for raw in messages.texts(fields, "offers")]
-            sources = find_sources(offers, roads, deadline)
+            sources = find_sources(messages.blobs(fields, "offers"), roads, deadline)
             tell(
                 channel,
                 update,
@@ -136,7 +135,7 @@ class Worker:
                 else:
                     rank = self._number % self._fleet.ranks
                     load_placed(self._engine, self._fleet.layout, rank, sources.held, buckets, vote)
-            with suppress(PeerLostError):  # it is committed, whoever hears of it
+            with suppress(TransportError):  # it is committed, whoever hears of it
                 say(channel, update, "committed", lost=sorted(taker.lost))
             self._observe(Step("update.committed"))
             return sources.held.version
