@@ -187,6 +187,8 @@ class CollectiveInlet(Inlet):
         token_env: environment variable with the trainer's token.
     """
 
+    name: ClassVar[str] = CollectiveOutlet.name
+
     def __init__(
         self,
         address: str,

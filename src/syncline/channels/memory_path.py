@@ -152,6 +152,7 @@ class MemoryInlet(Inlet):
         timeout_s: see `Inlet`.
     """
 
+    name: ClassVar[str] = MemoryOutlet.name
     _numbers = itertools.count()
 
     def __init__(

@@ -132,6 +132,11 @@ class SharedMemoryOutlet(RoundOutlet):
         self._sent = self._round = 0
         self._formed_with: dict[str, SocketChannel] = {}
 
+    @property
+    def address(self) -> str:
+        """Where engines join: the path."""
+        return self._lobby.address
+
     def wait(self, engines: int, timeout_s: float) -> None:
         """Return when so many engines have joined; raise `TransportTimeoutError` if they do not."""
         self._lobby.wait(engines, timeout_s)
@@ -251,6 +256,8 @@ class SharedMemoryInlet(Inlet):
         name: what the trainer calls this engine in messages; by default machine and process.
         timeout_s: see `Inlet`.
     """
+
+    name: ClassVar[str] = SharedMemoryOutlet.name
 
     def __init__(self, path: str, *, name: str | None = None, timeout_s: float = 600.0) -> None:
         self.timeout_s = check_seconds("timeout_s", timeout_s)
