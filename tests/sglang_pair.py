@@ -92,9 +92,9 @@ class Pair:
             **{"options": CommitOptions(step_timeout_s=120.0), **given},
         )
 
-    def train(self, *, share: float = 0.02) -> int:
-        """Change some elements of every tensor and publish; return the version."""
-        for tensor in self.weights.values():
+    def train(self, *, share: float = 0.02, names: Sequence[str] | None = None) -> int:
+        """Change some elements of every tensor, or of those named, and publish; return the version."""
+        for tensor in [self.weights[name] for name in (self.weights if names is None else names)]:
             width = {2: torch.int16, 4: torch.int32}[tensor.element_size()]
             flat = tensor.view(width).view(-1).numpy()
             count = max(1, int(share * flat.size * self.rng.random()))

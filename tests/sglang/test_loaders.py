@@ -17,11 +17,16 @@ from sglang_real import SOURCE
 pytest.importorskip("sglang.srt", reason="needs the environment of make sglang-env")
 
 
-@pytest.mark.parametrize("name", tiny.MODELS)
-def test_changes_in_place_are_what_sglang_loads(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name, arguments",
+    [*((name, ()) for name in tiny.MODELS), ("qwen3_moe", ("--ep-num-redundant-experts", "2"))],
+)
+def test_changes_in_place_are_what_sglang_loads(
+    tmp_path: Path, name: str, arguments: tuple[str, ...]
+) -> None:
     """With the tables of `layouts.engines`, what DeepSeek derives, and Qwen3-MoE's experts balanced anew each time."""
     done = subprocess.run(
-        [sys.executable, sglang_in_process.__file__, name, str(tmp_path)],
+        [sys.executable, sglang_in_process.__file__, name, str(tmp_path), *arguments],
         env={**os.environ, "PYTHONPATH": str(SOURCE)},
         capture_output=True,
         text=True,

@@ -145,10 +145,9 @@ def test_a_store_that_is_gone_leaves_the_server_alone(pair: Pair) -> None:
 
 def test_a_base_that_somebody_else_wrote_is_found_and_replaced(pair: Pair, tmp_path: Path) -> None:
     """SGLang keeps the old name when it loads weights from a directory; the follower must not."""
-    metas, norm = pair.checkpoint.tensors(), "model.norm.weight"
-    foreign = tmp_path / "foreign"
+    metas, foreign = pair.checkpoint.tensors(), tmp_path / "foreign"
     partial.write(
-        foreign, metas, [norm], lambda name: pair.checkpoint.view(name) ^ 1, pair.root / "model"
+        foreign, metas, metas, lambda name: pair.checkpoint.view(name) ^ 1, pair.root / "model"
     )
     pair.control.load_directory(str(foreign), 60)
     written = pair.control.checksums(60)
