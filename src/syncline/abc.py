@@ -259,9 +259,11 @@ class Inlet(ABC):
     """An engine's end of a live path; see `Outlet`.
 
     Attributes:
+        name: what reports call the transport; the outlet's.
         timeout_s: how long the engine waits for the next version, and for each step of its delivery.
     """
 
+    name: ClassVar[str]
     timeout_s: float
 
     @abstractmethod

@@ -31,7 +31,7 @@ from syncline.errors import (
     TransportUnavailableError,
 )
 from syncline.format import strict_json
-from syncline.types import Bits, DeviceBits
+from syncline.types import Bits, DeviceBits, check_seconds
 from syncline.version import Kind
 
 Backend = Literal["gloo", "nccl"]
@@ -186,6 +186,8 @@ class CollectiveInlet(Inlet):
         token_env: environment variable with the trainer's token.
     """
 
+    name: ClassVar[str] = CollectiveOutlet.name
+
     def __init__(
         self,
         address: str,
@@ -195,7 +197,7 @@ class CollectiveInlet(Inlet):
         timeout_s: float = 600.0,
         token_env: str | None = None,
     ) -> None:
-        self.timeout_s = timeout_s
+        self.timeout_s = check_seconds("timeout_s", timeout_s)
         self._address = address
         self._name = default_name() if name is None else name
         self._host = host

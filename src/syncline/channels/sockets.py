@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from syncline.abc import Buffer, Channel
+from syncline.endpoints import own
 from syncline.errors import ConfigError, PeerLostError, TransportTimeoutError
 
 MAX_FRAME_BYTES = 1 << 28
@@ -49,7 +50,7 @@ class SocketChannel(Channel):
         self.peer = peer
         self.limit_bytes = limit_bytes
         self.timeout_s = timeout_s
-        self._socket = connected
+        self._socket = own(connected)
         self._is_unix = connected.family == getattr(socket, "AF_UNIX", None)
         self._sending = threading.Lock()
         self._changed = threading.Condition()

@@ -22,15 +22,16 @@ from syncline.format import strict_json
 from syncline.hosts import messages
 from syncline.hosts.loading import Found, load_flat, load_placed
 from syncline.hosts.messages import say
-from syncline.hosts.offer import machine, shared_with
+from syncline.hosts.offer import shared_with
 from syncline.hosts.planning import Fleet, Receiver, plan_update
 from syncline.hosts.roads import Roads
 from syncline.hosts.sizing import Buckets
 from syncline.hosts.sources import Sources, find_sources
 from syncline.hosts.taking import Fellow, Taker
 from syncline.hosts.wire import fellow_document, fellow_of
+from syncline.peers.shared import machine
 from syncline.peers.streams import Deadline
-from syncline.types import Step
+from syncline.types import Step, check_seconds
 
 STEPS = ("update.begun", "update.met", "update.prepared", "update.agreed", "update.committed")
 
@@ -74,7 +75,7 @@ class Worker:
             raise ConfigError(f"number: the fleet has no receiver {number}")
         self._number = number
         self._free_bytes = free_bytes
-        self._patience_s = patience_s
+        self._patience_s = check_seconds("patience_s", patience_s)
         self._observe = observe
 
     def serve(self, channel: Channel) -> None:
@@ -217,7 +218,7 @@ def hear(channel: Channel, update: str, word: str, deadline: Deadline) -> Mappin
 
 def _first(channel: Channel, timeout_s: float) -> tuple[str, Mapping[str, Any]]:
     """Return name and fields of the next update, past what is left of those that ended."""
-    ends = time.monotonic() + timeout_s
+    ends = time.monotonic() + check_seconds("timeout_s", timeout_s)
     while True:
         raw = channel.receive(max(0.0, ends - time.monotonic()))
         update, said, fields = messages.parse(raw)

@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 
 from syncline.abc import Channel, Observe, Outlet
+from syncline.choice import against
 from syncline.errors import ConfigError, PeerLostError, SynclineError, TransportError
 from syncline.format import bucket, digest
 from syncline.format import cargo as cargo_format
@@ -35,12 +36,8 @@ STEPS = (
     "deliver.done",
 )
 
-_STORE_PHASES = ("put", "fetch")
+_STORE_PHASES = ("put", "fetch", "commit")
 _KINDS: tuple[Kind, ...] = ("delta", "full")
-_REASONS: Mapping[str, str] = {
-    "shared-memory": "nothing is saved: all weights cross at the speed of memory, and finding what changed "
-    "reads all of them, too; leave live_kind out, or use another transport"
-}
 
 
 @dataclass(frozen=True)
@@ -85,7 +82,9 @@ class Courier:
         observe: Observe,
     ) -> None:
         if kind != "auto" and kind not in outlet.kinds:
-            reason = _REASONS.get(outlet.name, "the transport does not carry it")
+            reason = "the transport does not carry it"
+            if kind == "delta":
+                reason = against(outlet.name, "delta") or reason
             raise ConfigError(f"live_kind: {kind!r} over {outlet.name}: {reason}")
         self._outlet = outlet
         self._kinds = [name for name in _KINDS if name in outlet.kinds and kind in ("auto", name)]
@@ -110,6 +109,8 @@ class Courier:
         """
         lost: dict[str, str] = {}
         committed: list[str] = []
+        served: set[str] = set()
+        wire_bytes = 0
         members = list(self._outlet.members())
         while True:
             attempt = _Attempt(self._outlet, self._generation, self._timeout_s, self._observe)
@@ -117,14 +118,16 @@ class Courier:
             is_over = attempt.run(goods, members, self._kinds, self._bucket_bytes, phases)
             lost |= attempt.lost
             committed += attempt.committed
+            served.update(attempt.served)
+            wire_bytes += attempt.wire_bytes
             members = [name for name in members if name not in lost and name not in committed]
             if is_over or not members:
                 break
         moved = Moved.of(
             self._outlet.name,
             "delta" if attempt.kinds == {"delta"} else "full",
-            max(1, len(attempt.served)),
-            attempt.wire_bytes,
+            max(1, len(served)),
+            wire_bytes,
             goods.held.manifest.model_bytes,
             {name: spent for name, spent in phases.seconds().items() if name not in _STORE_PHASES},
         )
@@ -221,6 +224,7 @@ class _Attempt:
         for name in list(self._channels):
             with self._blaming(name):
                 messages.send(self._channels[name], messages.OFFER, self._generation, fields, blobs)
+                self.wire_bytes += sum(map(len, blobs))
         self._observe(Step("deliver.offered"))
         wants = {}
         for name, answer in self._hear((messages.ANSWER, messages.VOTE)):
@@ -258,6 +262,7 @@ class _Attempt:
         with phases("wire"):
             for name in names:
                 messages.send(self._channels[name], messages.LOAD, self._generation, fields, blobs)
+                self.wire_bytes += sum(map(len, blobs))
             self._hear_ready(names)
             self._observe(Step("deliver.ready"))
             sizes = [each.nbytes for each in cargo.buckets if each.nbytes]
@@ -266,14 +271,14 @@ class _Attempt:
             with self._outlet.round(names, sizes, self._timeout_s) as give:
                 self._observe(Step("deliver.opened"))
                 done_bytes = 0
-                for pieces in _pieces(cargo, bits):
+                for size, pieces in zip(sizes, _pieces(cargo, bits), strict=True):
                     give(pieces)
+                    self.wire_bytes += size * len(names)
                     done_bytes += sum(int(piece.nbytes) for _, piece in pieces)
                     self._observe(Step("deliver.bucket_sent", done_bytes, cargo.nbytes))
             self._observe(Step("deliver.sent"))
         self.kinds.add(kind)
         self.served += names
-        self.wire_bytes += cargo.nbytes * len(names)
 
     def _hear_ready(self, names: Sequence[str]) -> None:
         """Wait until all have looked at what is to come; raise if one cannot take it, or is lost."""
