@@ -50,13 +50,13 @@ def plugin_path(directory: Path) -> list[str]:
     return [str(directory)]
 
 
-def environment(directory: Path) -> dict[str, str]:
+def environment(directory: Path, python: Path = Path(sys.executable)) -> dict[str, str]:
     """Return the environment in which a vLLM on two cores runs with the worker that can be broken."""
     paths = [*plugin_path(directory / "plugin"), str(ROOT / "src"), str(ROOT / "tests")]
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "PATH": os.pathsep.join([str(python.parent), os.environ["PATH"]]),
         "OMP_NUM_THREADS": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_NO_USAGE_STATS": "1",
@@ -81,17 +81,18 @@ class Served:
         workers: int = 1,
         dtype: str = "float32",
         more: tuple[str, ...] = (),
+        python: Path = Path(sys.executable),
     ):
         self.directory = directory
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = directory / "vllm.log"
         self._process: subprocess.Popen | None = None
-        self._environment = environment(directory)
+        self._environment = environment(directory, python)
         if workers > 1:
             self._environment["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(workers)))
         self._command = [
-            str(Path(sys.executable).parent / "vllm"),
+            str(python.parent / "vllm"),
             *("serve", str(model), "--port", str(self.port), "--host", "127.0.0.1"),
             *("--dtype", dtype, "--enforce-eager", "--max-model-len", "2048"),
             *("--weight-transfer-config", '{"backend": "syncline"}'),

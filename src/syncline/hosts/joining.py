@@ -15,17 +15,18 @@ from syncline.abc import Engine, Observe, PeerMemory, ignore
 from syncline.errors import ConfigError
 from syncline.format import strict_json
 from syncline.hosts.loading import load_flat
-from syncline.hosts.offer import machine, shared_with
+from syncline.hosts.offer import shared_with
 from syncline.hosts.planning import host_nodes
 from syncline.hosts.roads import Roads
 from syncline.hosts.sizing import size_buckets
 from syncline.hosts.sources import Sources, find_sources, flat_plan
 from syncline.hosts.taking import Fellow, Taker
 from syncline.hosts.wire import fellow_document, fellow_of
+from syncline.peers.shared import machine
 from syncline.peers.streams import Deadline
 from syncline.plan import Node, assign
 from syncline.sync.checks import check_layout
-from syncline.types import Step
+from syncline.types import Step, check_seconds
 
 STEPS = ("join.found", "join.met", "join.committed")
 
@@ -83,6 +84,7 @@ def join(
     """
     started_s = time.perf_counter()
     deadline = Deadline(timeout_s)
+    check_seconds("patience_s", patience_s)
     roads = Roads(memories, f"join.{name}.{time.monotonic_ns()}")
     try:
         sources = find_sources(offers, roads, deadline)

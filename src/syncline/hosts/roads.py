@@ -8,9 +8,10 @@ import numpy as np
 
 from syncline.abc import ByteArray, PeerMemory
 from syncline.errors import ConfigError, TransportUnavailableError
-from syncline.hosts.offer import Catalog, Offer, Way, load_catalog, machine
+from syncline.hosts.offer import Catalog, Offer, Way, load_catalog
 from syncline.peers import SharedPeer
 from syncline.peers.generation import Checked
+from syncline.peers.shared import machine
 from syncline.types import Read
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,21 +15,23 @@ from syncline.errors import (
     FormatError,
     PeerLostError,
     SynclineError,
+    TransportError,
     TransportTimeoutError,
 )
 from syncline.format import strict_json
 from syncline.hosts import messages
 from syncline.hosts.loading import Found, load_flat, load_placed
 from syncline.hosts.messages import say
-from syncline.hosts.offer import machine, shared_with
+from syncline.hosts.offer import shared_with
 from syncline.hosts.planning import Fleet, Receiver, plan_update
 from syncline.hosts.roads import Roads
 from syncline.hosts.sizing import Buckets
 from syncline.hosts.sources import Sources, find_sources
 from syncline.hosts.taking import Fellow, Taker
 from syncline.hosts.wire import fellow_document, fellow_of
+from syncline.peers.shared import machine
 from syncline.peers.streams import Deadline
-from syncline.types import Step
+from syncline.types import Step, check_seconds
 
 STEPS = ("update.begun", "update.met", "update.prepared", "update.agreed", "update.committed")
 
@@ -74,7 +75,7 @@ class Worker:
             raise ConfigError(f"number: the fleet has no receiver {number}")
         self._number = number
         self._free_bytes = free_bytes
-        self._patience_s = patience_s
+        self._patience_s = check_seconds("patience_s", patience_s)
         self._observe = observe
 
     def serve(self, channel: Channel) -> None:
@@ -99,7 +100,7 @@ class Worker:
         try:
             return self._take(channel, update, fields)
         except BaseException as error:
-            with suppress(PeerLostError):
+            with suppress(SynclineError):  # what happened here is what is to be raised
                 say(channel, update, "failed", error=f"{type(error).__name__}: {error}")
             raise
 
@@ -108,8 +109,7 @@ class Worker:
         self._observe(Step("update.begun"))
         roads = Roads(self._memories, f"update.{self._name}.{update}")
         try:
-            offers = [base64.b64decode(raw) for raw in messages.texts(fields, "offers")]
-            sources = find_sources(offers, roads, deadline)
+            sources = find_sources(messages.blobs(fields, "offers"), roads, deadline)
             tell(
                 channel,
                 update,
@@ -135,7 +135,7 @@ class Worker:
                 else:
                     rank = self._number % self._fleet.ranks
                     load_placed(self._engine, self._fleet.layout, rank, sources.held, buckets, vote)
-            with suppress(PeerLostError):  # it is committed, whoever hears of it
+            with suppress(TransportError):  # it is committed, whoever hears of it
                 say(channel, update, "committed", lost=sorted(taker.lost))
             self._observe(Step("update.committed"))
             return sources.held.version
@@ -217,7 +217,7 @@ def hear(channel: Channel, update: str, word: str, deadline: Deadline) -> Mappin
 
 def _first(channel: Channel, timeout_s: float) -> tuple[str, Mapping[str, Any]]:
     """Return name and fields of the next update, past what is left of those that ended."""
-    ends = time.monotonic() + timeout_s
+    ends = time.monotonic() + check_seconds("timeout_s", timeout_s)
     while True:
         raw = channel.receive(max(0.0, ends - time.monotonic()))
         update, said, fields = messages.parse(raw)

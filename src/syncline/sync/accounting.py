@@ -35,6 +35,7 @@ _OF: Mapping[str, str] = MappingProxyType(
         "encode": "encode",
         "spool": "encode",
         "put": "wire",
+        "commit": "wire",
         "fetch": "wire",
         "wire": "wire",
         "decode": "decode",
@@ -55,9 +56,11 @@ class Moved:
         transport: `store`, `shared-memory`, `collective`, ...
         kind: `full` or `delta`: what travelled, whatever kind the version itself is of.
         replicas: engines that it went to; 1 on an engine's own side.
-        wire_bytes: bytes that went over the transport to all of them: a broadcast counts once for each.
+        wire_bytes: bytes that went over the transport to all of them, manifests included, and everything that
+            had to be sent again; a broadcast counts once for each. Only a live path's own few words are left out.
         model_bytes: of the weights when written out raw.
-        seconds: for each of `PHASES`, over all threads; 0.0 where there was nothing to do.
+        seconds: for each of `PHASES`, over all threads; 0.0 where there was nothing to do. What only one thread
+            does (`apply`, `reload`, `flush`) is never more than `total_s`.
         total_s: from beginning to end.
 
     Example:
@@ -93,9 +96,14 @@ class Moved:
         return cls(transport, kind, replicas, wire_bytes, model_bytes, found, total_s)
 
     @property
+    def busy_s(self) -> float:
+        """Seconds of work, over all threads."""
+        return sum(self.seconds.values())
+
+    @property
     def overlap_s(self) -> float:
         """Seconds of work that went on beside other work."""
-        return max(0.0, sum(self.seconds.values()) - self.total_s)
+        return max(0.0, self.busy_s - self.total_s)
 
     @property
     def share(self) -> float:
@@ -104,5 +112,6 @@ class Moved:
         return self.wire_bytes / whole_bytes if whole_bytes else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, `overlap_s` and `share` included."""
-        return {**asdict(self), "overlap_s": self.overlap_s, "share": self.share}
+        """Return plain values, `busy_s`, `overlap_s` and `share` included."""
+        sums = {"busy_s": self.busy_s, "overlap_s": self.overlap_s, "share": self.share}
+        return {**asdict(self), **sums}

@@ -61,8 +61,9 @@ class Arriving:
 
         def change(meta: TensorMeta, span: Span, engine_bits: Bits) -> Decoded:
             with self._phases("decode"):
-                record = to_record(meta, span, engine_bits)
+                # Proved first: a byte that comes late, after its transport said it was there, is then never taken.
                 fingerprint = kernels.fingerprint(span.bits, span.start, kernels.seeds(meta.name))
+                record = to_record(meta, span, engine_bits)
                 kept = record if record.new_bits.size else None
                 return Decoded(meta, kept, fingerprint, changed_units(record))
 
