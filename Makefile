@@ -11,7 +11,7 @@ SGLANG := .venvs/sglang
 PEERS := .venvs/peers
 NATIVE := CMakeLists.txt $(shell find native -name '*.cc' -o -name '*.h')
 
-.PHONY: setup cross-env oracles vllm-env vllm-smoke test-vllm sglang-env sglang-smoke test-sglang peers-env shards demo demo-vllm test test-long test-gpu lint type test-native bench golden clean
+.PHONY: setup cross-env oracles vllm-env vllm-smoke test-vllm sglang-env sglang-smoke test-sglang peers-env shards demo demo-vllm demo-sglang test test-long test-gpu lint type test-native bench golden clean
 
 setup: $(VENV)/.installed
 
@@ -46,11 +46,11 @@ peers-env: $(PEERS)/.made-from
 $(PEERS)/.made-from: $(VENV)/.installed scripts/peers_env.sh scripts/environment.sh tests/peers/packages.txt
 	scripts/peers_env.sh $(BIN)/python $(PEERS)
 
-# The real server, one start of it and minutes; `test-sglang` starts one for each model and number of ranks.
+# The real server, one start of it and minutes; `test-sglang` starts one for each model and number of ranks, and a vLLM.
 sglang-smoke: sglang-env
-	$(SGLANG)/bin/python -m pytest tests/sglang/test_environment.py tests/sglang/test_buckets.py tests/sglang/test_real_server.py
+	$(SGLANG)/bin/python -m pytest tests/sglang/test_environment.py tests/sglang/test_buckets.py tests/sglang/test_loaders.py tests/sglang/test_real_server.py
 
-test-sglang: sglang-env
+test-sglang: sglang-env vllm-env
 	$(SGLANG)/bin/python -m pytest -m "not gpu" tests/sglang
 
 demo: setup
@@ -58,6 +58,9 @@ demo: setup
 
 demo-vllm: vllm-env
 	$(VLLM)/bin/python -m syncline.cli demo --engine vllm
+
+demo-sglang: sglang-env
+	$(SGLANG)/bin/python -m syncline.cli demo --engine sglang
 
 lint: setup
 	$(BIN)/ruff check .

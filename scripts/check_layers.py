@@ -63,6 +63,7 @@ SIDEWAYS = {
     ("scorers", "hotload"),
     ("gate", "scorers"),
     ("cli", "gate"),
+    ("demo", "sglang"),
     ("demo", "vllm"),
     ("cli", "demo"),
     ("cli", "bench"),

@@ -111,8 +111,8 @@ def _bench_pipeline(density: float, path: Path, as_json: bool) -> None:
 )
 @click.option(
     "--engine",
-    type=click.Choice(["transformers", "vllm"]),
-    help="What generates: transformers in a process of its own (default), or a real vLLM server.",
+    type=click.Choice(["transformers", "vllm", "sglang"]),
+    help="What generates: transformers in a process of its own (default), or a real vLLM or SGLang server.",
 )
 @click.option("--tiny", is_flag=True, help="A model that the demo makes itself, in seconds.")
 @click.option("--steps", type=click.IntRange(min=1), help="Training steps.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,13 +14,12 @@ _LIMIT_BYTES = 1 << 28
 _WHERE = "message of an update"
 
 
-def say(channel: Channel, update: str, word: str, **fields: Any) -> None:
-    """Send a message that belongs to an update.
-
-    Raises:
-        PeerLostError: the other side has closed.
-    """
-    channel.send(strict_json.dump({"update": update, "say": word, "with": fields}))
+def say(
+    channel: Channel, update: str, word: str, *, timeout_s: float | None = None, **fields: Any
+) -> None:
+    """Send a message that belongs to an update; raises as `Channel.send`."""
+    raw = strict_json.dump({"update": update, "say": word, "with": fields})
+    channel.send(raw, timeout_s=timeout_s)
 
 
 def parse(raw: bytes) -> tuple[str, str, Mapping[str, Any]]:
@@ -55,6 +55,14 @@ def text(fields: Mapping[str, Any], key: str) -> str:
     if not isinstance(value, str):
         raise FormatError(f"{_WHERE}: {key} must be a string, found {value!r:.80}")
     return value
+
+
+def blobs(fields: Mapping[str, Any], key: str) -> list[bytes]:
+    """Return a list of bytes that a message carries as base64."""
+    try:
+        return [base64.b64decode(text, validate=True) for text in texts(fields, key)]
+    except ValueError as error:
+        raise FormatError(f"{_WHERE}: {key} must be base64: {error}") from error
 
 
 def texts(fields: Mapping[str, Any], key: str) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from syncline.errors import (
     FormatError,
     PeerLostError,
     SynclineError,
+    TransportError,
     TransportTimeoutError,
 )
 from syncline.format import strict_json
@@ -101,7 +101,7 @@ class Worker:
         try:
             return self._take(channel, update, fields)
         except BaseException as error:
-            with suppress(PeerLostError):
+            with suppress(SynclineError):  # what happened here is what is to be raised
                 say(channel, update, "failed", error=f"{type(error).__name__}: {error}")
             raise
 
@@ -111,9 +111,8 @@ class Worker:
         self._observe(Step("update.begun"))
         roads = Roads(self._memories, f"update.{self._name}.{update}")
         try:
-            offers = [base64.b64decode(raw) for raw in messages.texts(fields, "offers")]
             with phases("wire"):
-                sources = find_sources(offers, roads, deadline)
+                sources = find_sources(messages.blobs(fields, "offers"), roads, deadline)
             tell(
                 channel,
                 update,
@@ -143,7 +142,7 @@ class Worker:
                     layout, held = self._fleet.layout, sources.held
                     load_placed(self._engine, layout, rank, held, buckets, phases, vote)
             spent = messages.microseconds(phases.seconds())
-            with suppress(PeerLostError):  # it is committed, whoever hears of it
+            with suppress(TransportError):  # it is committed, whoever hears of it
                 say(
                     channel,
                     update,

@@ -20,7 +20,7 @@ from syncline.errors import (
     TornUpdateError,
 )
 from syncline.sglang.answers import Checksums
-from syncline.sglang.change import Change
+from syncline.sglang.change import Change, StrangeWeightsError
 from syncline.sglang.control import PauseMode, SglangHttp
 from syncline.sglang.versions import Rules
 from syncline.sync.accounting import Moved
@@ -167,7 +167,7 @@ class Commit:
         try:
             self._control.begin(self._step_s)
         except EndpointError as error:
-            raise _LeftOpenError(
+            raise StrangeWeightsError(
                 f"{error}; somebody else updates this server, or died doing so, and its weights are not known"
             ) from error
         self._is_open = True
@@ -190,7 +190,7 @@ class Commit:
         Raises:
             TornUpdateError, OutcomeUnknownError: that failed.
         """
-        if isinstance(error, _LeftOpenError):
+        if isinstance(error, StrangeWeightsError):
             return
         control, step_s = self._control, self._step_s
         try:
@@ -205,10 +205,6 @@ class Commit:
             raise TornUpdateError(_failed(error, second)) from second
         except SynclineError as second:
             raise OutcomeUnknownError(_failed(error, second)) from second
-
-
-class _LeftOpenError(TornUpdateError):
-    """A session was open before this update began."""
 
 
 def _failed(error: BaseException, second: BaseException) -> str:

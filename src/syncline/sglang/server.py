@@ -33,12 +33,11 @@ from syncline.sglang.versions import Rules
 from syncline.sync import AppliedVersion, Receiver
 from syncline.sync.accounting import Moved
 from syncline.sync.checks import check_layout, verify_engine
+from syncline.sync.named import is_named
 from syncline.version import HeldVersion
 
 Route = Literal["auto", "in_place", "plugin", "disk", "memory", "distributed"]
 ROUTES = ("auto", "in_place", "plugin", "disk", "memory", "distributed")
-
-_PROBE_TIMEOUT_S = 5.0
 
 
 class SglangServer:
@@ -147,15 +146,10 @@ class SglangServer:
 
     def is_serving(self) -> bool:
         """Tell whether the server answers, and still names the version that it was brought to."""
-        if self._held is None:
-            return False
-        try:
-            is_named = self._control.label(_PROBE_TIMEOUT_S) == str(self._held.version)
-        except SynclineError:
-            is_named = False
-        if not is_named:
+        is_serving = is_named(self._control, self._held)
+        if self._held is not None and not is_serving:
             self._doubt()
-        return is_named
+        return is_serving
 
     def figures(self) -> Mapping[str, float]:
         """Return what the last commit took, by name of the metric."""

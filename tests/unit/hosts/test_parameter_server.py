@@ -329,9 +329,9 @@ def test_fault_2_a_dead_engine_ends_the_update_at_once(run, closing, step):
     # A real process that dies says nothing; this one's last word is kept back.
     original = MemoryChannel.send
 
-    def send(self, message):
+    def send(self, message, **more):
         if b'"failed"' not in message:
-            original(self, message)
+            original(self, message, **more)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MemoryChannel, "send", send)
