@@ -92,8 +92,8 @@ class CountingChannel(Channel):
         self.channel = channel
         self.owner = owner
 
-    def send(self, message: Buffer) -> None:
-        self.channel.send(message)
+    def send(self, message: Buffer, *, timeout_s: float | None = None) -> None:
+        self.channel.send(message, timeout_s=timeout_s)
 
     def receive(self, timeout_s: float) -> bytes:
         raw = self.channel.receive(timeout_s)

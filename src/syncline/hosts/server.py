@@ -38,7 +38,6 @@ from syncline.peers.streams import Deadline
 from syncline.plan import Assignment, Plan
 from syncline.sync.accounting import Moved
 from syncline.types import ZERO, Fingerprint
-from syncline.version import HeldVersion
 
 _POLL_S = 0.01
 _LAST_WORD_S = 1.0
@@ -196,7 +195,7 @@ class ParameterServer:
             wanted,
             staged,
             tuple(sorted(lost)),
-            _moved(update.committed.values(), sources.held, roads.read_bytes, seconds),
+            messages.moved(update.committed.values(), sources.held, roads.read_bytes, seconds),
         )
 
 
@@ -344,19 +343,6 @@ class _Update:
                 self._request()
         except Exception as error:  # noqa: BLE001 - whatever the caller's function raises ends the update
             self._failure.append(error)
-
-
-def _moved(
-    said: Collection[Mapping[str, Any]], held: HeldVersion, catalog_bytes: int, total_s: float
-) -> Moved:
-    """Sum up what the workers say that it took, and the catalogs that the server read."""
-    spent: dict[str, float] = {}
-    for fields in said:
-        for name, spent_s in messages.seconds(fields, "spent_us").items():
-            spent[name] = spent.get(name, 0.0) + spent_s
-    wire_bytes = catalog_bytes + sum(messages.number(fields, "wire_bytes") for fields in said)
-    seconds, model_bytes = {**spent, "total": total_s}, held.manifest.model_bytes
-    return Moved.of("peers", "full", len(said), wire_bytes, model_bytes, seconds)
 
 
 def _receivers(ready: Mapping[str, Mapping[str, Any]], sources: Sources) -> list[Receiver]:
