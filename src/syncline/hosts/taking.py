@@ -110,7 +110,7 @@ class Taker:
         jobs = (partial(self._fill, number) for number in range(len(self._plan.buckets)))
         if self._staged.count == 1:
             return (job() for job in jobs)
-        return threads.one_ahead(jobs)
+        return threads.ahead(jobs)
 
     def linger(self) -> None:
         """Wait until nobody needs a bucket of this side any more; who is gone by then needs none."""
