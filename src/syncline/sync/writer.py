@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from syncline.abc import Buffer, Observe, Store
-from syncline.errors import FormatError
+from syncline.errors import FormatError, ObjectExistsError
 from syncline.format import index as index_format
 from syncline.format import manifest as manifest_format
 from syncline.format import names
@@ -63,7 +63,11 @@ class VersionWriter:
             chunks = self._kept.copying(path, chunks)
         tally = Tally(self._owned(chunks))
         with self._phases("put"):
-            self._store.put(names.key(self._version, path), tally)
+            try:
+                self._store.put(names.key(self._version, path), tally)
+            except ObjectExistsError:
+                self._check_owner()  # if another publisher put it, that is what is to be said
+                raise
         entry = tally.entry(path)
         self._observe(Step(step, entry.size_bytes))
         return entry
