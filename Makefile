@@ -11,7 +11,7 @@ SGLANG := .venvs/sglang
 PEERS := .venvs/peers
 NATIVE := CMakeLists.txt $(shell find native -name '*.cc' -o -name '*.h')
 
-.PHONY: setup cross-env oracles vllm-env vllm-smoke test-vllm sglang-env sglang-smoke test-sglang peers-env shards demo demo-vllm test test-long test-gpu lint type test-native bench golden clean
+.PHONY: setup cross-env oracles vllm-env vllm-smoke test-vllm sglang-env sglang-smoke test-sglang peers-env shards demo demo-vllm demo-sglang test test-long test-gpu lint type test-native bench golden clean
 
 setup: $(VENV)/.installed
 
@@ -25,32 +25,32 @@ $(VENV)/.installed: pyproject.toml $(NATIVE)
 # What the tests read and write across with, in an environment of its own; it sees the packages of $(VENV).
 cross-env: $(CROSS)/.made-from
 
-$(CROSS)/.made-from: $(VENV)/.installed scripts/cross_env.sh tests/cross/imports.txt tests/cross/packages.txt
+$(CROSS)/.made-from: $(VENV)/.installed scripts/cross_env.sh scripts/environment.sh tests/cross/imports.txt tests/cross/packages.txt
 	scripts/cross_env.sh $(BIN)/python $(CROSS)
 
 # vLLM on a CPU, in an environment of its own; it sees the packages of $(VENV).
 vllm-env: $(VLLM)/.made-from
 
-$(VLLM)/.made-from: $(VENV)/.installed scripts/vllm_env.sh
+$(VLLM)/.made-from: $(VENV)/.installed scripts/vllm_env.sh scripts/environment.sh
 	scripts/vllm_env.sh $(BIN)/python $(VLLM)
 
 # SGLang on a CPU, likewise.
 sglang-env: $(SGLANG)/.made-from
 
-$(SGLANG)/.made-from: $(VENV)/.installed scripts/sglang_env.sh $(wildcard scripts/sglang_cpu/*.py)
+$(SGLANG)/.made-from: $(VENV)/.installed scripts/sglang_env.sh scripts/environment.sh $(wildcard scripts/sglang_cpu/*.py)
 	scripts/sglang_env.sh $(BIN)/python $(SGLANG)
 
 # Mooncake and NIXL, in an environment of their own; it sees the packages of $(VENV).
 peers-env: $(PEERS)/.made-from
 
-$(PEERS)/.made-from: $(VENV)/.installed scripts/peers_env.sh tests/peers/packages.txt
+$(PEERS)/.made-from: $(VENV)/.installed scripts/peers_env.sh scripts/environment.sh tests/peers/packages.txt
 	scripts/peers_env.sh $(BIN)/python $(PEERS)
 
-# The real server, one start of it and minutes; `test-sglang` starts one for each model and number of ranks.
+# The real server, one start of it and minutes; `test-sglang` starts one for each model and number of ranks, and a vLLM.
 sglang-smoke: sglang-env
-	$(SGLANG)/bin/python -m pytest tests/sglang/test_environment.py tests/sglang/test_buckets.py tests/sglang/test_real_server.py
+	$(SGLANG)/bin/python -m pytest tests/sglang/test_environment.py tests/sglang/test_buckets.py tests/sglang/test_loaders.py tests/sglang/test_real_server.py
 
-test-sglang: sglang-env
+test-sglang: sglang-env vllm-env
 	$(SGLANG)/bin/python -m pytest -m "not gpu" tests/sglang
 
 demo: setup
@@ -58,6 +58,9 @@ demo: setup
 
 demo-vllm: vllm-env
 	$(VLLM)/bin/python -m syncline.cli demo --engine vllm
+
+demo-sglang: sglang-env
+	$(SGLANG)/bin/python -m syncline.cli demo --engine sglang
 
 lint: setup
 	$(BIN)/ruff check .
@@ -91,7 +94,7 @@ $(ORACLES)/.installed: tests/oracles/requirements.txt
 	touch $@
 
 # megatron-bridge and a newer megatron-core, which must not meet those either; it sees the packages of $(VENV).
-$(BRIDGE)/.made-from: $(VENV)/.installed scripts/bridge_env.sh
+$(BRIDGE)/.made-from: $(VENV)/.installed scripts/bridge_env.sh scripts/environment.sh
 	scripts/bridge_env.sh $(BIN)/python $(BRIDGE)
 
 oracles: $(ORACLES)/.installed $(BRIDGE)/.made-from

@@ -3,21 +3,13 @@
 # PYTHON's own packages are seen from it, so that torch is not installed twice. Some ten seconds; none if
 # it is there already, made from the same.
 set -eu
-python=$1
-target=$2
-here=$(cd "$(dirname "$0")/../tests/cross" && pwd)
-outer=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-made_from=$(cat "$here/imports.txt" "$here/packages.txt"; echo "$outer")
-if [ -f "$target/.made-from" ] && [ "$made_from" = "$(cat "$target/.made-from")" ]; then
-    touch "$target/.made-from"
-    exit 0
-fi
-rm -rf "$target"
-"$python" -m venv "$target"
-pip="$target/bin/python -m pip --quiet --disable-pip-version-check"
-$pip install --requirement "$here/imports.txt"
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/environment.sh"
+lists=$here/../tests/cross
+begin "$1" "$2" "$(cat "$lists/imports.txt" "$lists/packages.txt")"
+$pip install --requirement "$lists/imports.txt"
 # Not all that they depend on, but what is used of them imports; cwtrain asks for Python 3.12, but that much
 # of it runs on 3.11.
-$pip install --no-deps --ignore-requires-python --requirement "$here/packages.txt"
-echo "$outer" > "$("$target/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outer.pth"
-echo "$made_from" > "$target/.made-from"
+$pip install --no-deps --ignore-requires-python --requirement "$lists/packages.txt"
+see_outer
+finish

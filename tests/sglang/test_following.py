@@ -186,7 +186,7 @@ def test_a_400_that_wrote_is_taken_back(scene: Scene, rng: np.random.Generator) 
     assert scene.fake.label == "1" and not scene.fake.is_paused
 
 
-def test_one_rank_that_fails_leaves_all_ranks_as_they_were(
+def test_a_server_that_somebody_else_wrote_is_paused_and_loaded_anew(
     scene: Scene, rng: np.random.Generator
 ) -> None:
     scene.follower.sync()
@@ -196,9 +196,38 @@ def test_one_rank_that_fails_leaves_all_ranks_as_they_were(
         scene.fake.models[1].own["norm"].data[:] = 7.0
     spoiled = scene.fake.checksum()
     assert spoiled != before
-    with pytest.raises(CommitError, match=r"rank 1 of 2: VerifyError: .*before the update"):
+    with pytest.raises(TornUpdateError, match=r"rank 1 of 2: VerifyError: .*before the update"):
         scene.follower.sync()
     assert scene.fake.checksum() == spoiled  # not a bit was written
+    assert scene.fake.is_paused  # nothing is generated under a name that is not true
+    assert scene.follower.held() is None and not scene.follower.is_serving()
+    done = scene.follower.sync()
+    assert done is not None and done.route == "from disk"
+    scene.check(2)
+
+
+def test_one_rank_that_fails_leaves_all_ranks_as_they_were(
+    scene: Scene, rng: np.random.Generator
+) -> None:
+    scene.follower.sync()
+    scene.train(rng)
+    scene.follower.sync()
+    before = scene.fake.checksum()
+    scene.train(rng)
+    second = scene.fake.models[1]
+
+    def fails() -> None:
+        second.post_load_weights = kept  # type: ignore[method-assign]
+        raise LayoutError("no room")
+
+    kept = second.post_load_weights
+    second.post_load_weights = fails  # type: ignore[method-assign]
+    with pytest.raises(CommitError, match="apply: rank 1 of 2: LayoutError: no room"):
+        scene.follower.sync()
+    assert scene.fake.checksum() == before
+    assert scene.fake.label == "2" and not scene.fake.is_paused
+    scene.follower.sync()
+    scene.check(3)
 
 
 def test_a_rank_that_gives_no_answer_is_not_believed(
@@ -391,10 +420,12 @@ def test_the_plugin_is_a_second_door_without_a_session(
             scene.fake.models[1].own["norm"].data[:] = 7.0
         spoiled = scene.fake.checksum()
         scene.train(rng)
-        with pytest.raises(CommitError, match="rank 1 of 2: VerifyError"):
+        with pytest.raises(TornUpdateError, match="rank 1 of 2: VerifyError"):
             follower.sync()
         assert scene.fake.checksum() == spoiled
-        assert scene.fake.label == "2" and not scene.fake.is_paused
+        assert follower.held() is None and scene.fake.is_paused
+        follower.sync()
+        scene.check(3)
 
 
 def test_a_server_without_the_plugin_refuses_and_serves_on(

@@ -3,127 +3,28 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import threading
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("sglang.srt", reason="needs the environment of make sglang-env")
 
-import torch
 from safetensors.torch import load_file
 
 import sglang_probe
 import sglang_tiny as tiny
 import syncline
-from sglang_real import SOURCE
-from sglang_real import SglangServer as RealServer
+from sglang_pair import PROMPT, Pair
 from syncline.engines import CheckpointDir
 from syncline.errors import LayoutError, SynclineError
+from syncline.layouts import EngineMesh, engine_layout
 from syncline.sglang import spans
-from syncline.sglang.change import LOADER, NOTHING
-from syncline.sglang.commit import CommitOptions
-from syncline.sglang.control import SglangHttp
 from syncline.sglang.server import Route, SglangServer
 
-TESTS = Path(sglang_probe.__file__).parent
-PROMPT = [int(token) for token in np.random.default_rng(5).integers(3, 250, 200)]
-
-
-class Pair:
-    """A trainer and a real server that follows it."""
-
-    def __init__(self, root: Path, model: str, tp: int, *, plugins: Path | None = None) -> None:
-        self.root, self.tp, self.plugins = root, tp, plugins
-        base = tiny.write(root / "base", tiny.MODELS[model], seed=1)
-        self.weights = load_file(base / "model.safetensors")
-        self.store = syncline.open_store(str(root / "run"))
-        self.publisher = syncline.Publisher(self.store)
-        self.publisher.publish(self.weights)
-        self.checkpoint = CheckpointDir(root / "model")
-        syncline.Receiver(self.store, self.checkpoint).sync()
-        shutil.copy(base / "config.json", root / "model")
-        self.rng = np.random.default_rng(11)
-        self.start()
-
-    def start(self) -> None:
-        path = [SOURCE, TESTS, *([] if self.plugins is None else [self.plugins])]
-        environment = {
-            "SYNCLINE_SGLANG_STAGING": str(self.root / "staging"),
-            "PYTHONPATH": os.pathsep.join(map(str, path)),
-        }
-        self.real = RealServer(
-            self.root / "model",
-            self.root / "server.log",
-            tp=self.tp,
-            arguments=["--custom-weight-loader", LOADER, sglang_probe.NAME],
-            environment=environment,
-        ).wait()
-        self.control = SglangHttp(self.real.url)
-        self.follower = self.another()
-
-    def another(self, route: Route = "auto") -> SglangServer:
-        return SglangServer(
-            self.control,
-            self.store,
-            self.checkpoint,
-            self.root / "staging",
-            route=route,
-            options=CommitOptions(step_timeout_s=120.0),
-        )
-
-    def train(self, *, share: float = 0.02) -> int:
-        for tensor in self.weights.values():
-            width = {2: torch.int16, 4: torch.int32}[tensor.element_size()]
-            flat = tensor.view(width).view(-1).numpy()
-            count = max(1, int(share * flat.size * self.rng.random()))
-            at = self.rng.choice(flat.size, count, replace=False)
-            flat[at] ^= self.rng.integers(1, 1 << 5, count).astype(flat.dtype)
-        return int(self.publisher.publish(self.weights).version)
-
-    def generate(self, prompt: list[int], tokens: int) -> dict[str, Any]:
-        lines = list(self.stream(prompt, tokens))
-        return lines[-1]
-
-    def stream(self, prompt: list[int], tokens: int) -> Iterator[dict[str, Any]]:
-        body = {
-            "input_ids": prompt,
-            "stream": True,
-            "return_logprob": True,
-            "sampling_params": {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True},
-        }
-        request = urllib.request.Request(
-            self.real.url + "/generate",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=300) as answer:
-            for line in answer:
-                if line.startswith(b"data: {"):
-                    yield json.loads(line.removeprefix(b"data: "))
-
-    def derived(self) -> dict[str, str]:
-        """Return digests of what the ranks derived from their weights."""
-        file = self.root / "staging" / sglang_probe.FILE
-        file.unlink(missing_ok=True)
-        self.control.begin(60)
-        self.control.load_tensors([NOTHING] * self.tp, sglang_probe.NAME, 60)
-        self.control.end(60)
-        found: dict[str, str] = json.loads(file.read_text())
-        return found
-
-    def check_dense(self) -> None:
-        """Compare with SGLang's own load of the whole checkpoint, which must change nothing."""
-        found = self.control.checksums(120)
-        assert len(found.ranks) == self.tp
-        self.control.load_directory(str(self.root / "model"), 120)
-        assert self.control.checksums(120) == found
+KINDS = ("qwen3-1", "qwen3-2", "qwen3_moe-1", "qwen3_moe-2")
 
 
 @pytest.fixture(scope="module", params=["qwen3-1"])
@@ -131,24 +32,13 @@ def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pair]:
     model, tp = request.param.rsplit("-", 1)
-    made = Pair(tmp_path_factory.mktemp(request.param), model, int(tp))
+    made = Pair(tmp_path_factory.mktemp(request.param), tiny.MODELS[model], int(tp))
     yield made
-    made.control.close()
-    made.real.close()
-
-
-def follow(pair: Pair, count: int) -> None:
-    pair.follower.sync()
-    for _ in range(count):
-        version = pair.train()
-        done = pair.follower.sync()
-        assert done is not None and done.route == "in place"
-        assert done.label == pair.control.label(60) == str(version)
-        pair.check_dense()
+    made.close()
 
 
 def test_checksums_after_each_change_in_place_are_those_of_a_dense_update(pair: Pair) -> None:
-    follow(pair, 5)
+    pair.follow(5)
     assert pair.follower.figures()["syncline_dense_tensors"] == 0
 
 
@@ -161,14 +51,14 @@ def test_checksums_after_each_change_in_place_are_those_of_a_dense_update(pair: 
     ],
 )
 def test_whole_tensors_give_the_same_by_every_route(pair: Pair, route: Route, name: str) -> None:
-    follower = pair.another(route)
+    follower = pair.another(route=route)
     follower.sync()
     for _ in range(2):
         version = pair.train()
         done = follower.sync()
         assert done is not None and done.route == name
         assert pair.control.label(60) == str(version)
-        pair.check_dense()
+        pair.check()
     follower.close()
     pair.follower = pair.another()
 
@@ -237,7 +127,7 @@ def test_a_killed_server_comes_back_at_the_version_it_is_said_to_have(pair: Pair
     version = pair.train()
     pair.follower.sync()
     assert pair.control.label(60) == str(version)
-    pair.check_dense()
+    pair.check()
 
 
 @pytest.mark.slow
@@ -249,27 +139,34 @@ def test_the_plugin_is_a_second_door(tmp_path: Path) -> None:
     (found / "entry_points.txt").write_text(
         "[sglang.srt.plugins]\nsyncline_hook = syncline.sglang.plugin:register\n"
     )
-    pair = Pair(tmp_path, "qwen3", 2, plugins=found.parent)
+    pair = Pair(tmp_path, tiny.QWEN3, 2, plugins=found.parent)
     try:
-        follower = pair.another("plugin")
+        follower = pair.another(route="plugin")
         follower.sync()
         for _ in range(3):
             version = pair.train()
             done = follower.sync()
             assert done is not None and done.route == "in place"
             assert pair.control.label(60) == str(version)
-            pair.check_dense()
+            pair.check()
     finally:
-        pair.control.close()
-        pair.real.close()
+        pair.close()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "pair", ["qwen3-1", "qwen3-2", "qwen3_moe-1", "qwen3_moe-2"], indirect=True, scope="module"
-)
+@pytest.mark.parametrize("pair", [*KINDS, "deepseek_v3-1"], indirect=True, scope="module")
+def test_placements_learned_of_sglangs_loaders_are_those_of_the_tables(pair: Pair) -> None:
+    config = json.loads((pair.root / "model" / "config.json").read_text())
+    metas = pair.checkpoint.tensors().values()
+    layout = engine_layout(config, EngineMesh(pair.tp), checkpoint=metas, engine="sglang")
+    wanted = [sglang_probe.scattered(layout, placement) for placement in layout.placements]
+    assert pair.probe(sglang_probe.PLACED) == wanted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", KINDS, indirect=True, scope="module")
 def test_fifty_random_deltas_are_fifty_dense_updates_and_a_fresh_start(pair: Pair) -> None:
-    follow(pair, 50)
+    pair.follow(50)
     assert pair.follower.figures()["syncline_dense_tensors"] == 0
     pair.train(share=0.5)
     pair.follower.sync()
@@ -285,24 +182,61 @@ def test_fifty_random_deltas_are_fifty_dense_updates_and_a_fresh_start(pair: Pai
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments",
+    [(), ("--ep-num-redundant-experts", "2", "--ep-dispatch-algorithm", "dynamic")],
+    ids=["each_once", "redundant"],
+)
+def test_experts_that_sglang_balances_anew_are_found_where_they_are(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    """It moves them within the same memory, so that nothing but its own map tells."""
+    pair = Pair(tmp_path, tiny.QWEN3_MOE, 2, arguments=("--ep-size", "2", *arguments))
+    try:
+        pair.follow(2)
+        for _ in range(3):
+            before = pair.control.checksums(60)
+            [noted, *others] = pair.probe(sglang_probe.REBALANCED)
+            assert noted["before"] != noted["now"]
+            assert all(other == noted for other in others)
+            assert pair.control.checksums(60) != before
+            pair.follow(1)
+        assert pair.follower.figures()["syncline_dense_tensors"] == 0
+    finally:
+        pair.close()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("pair", ["deepseek_v3-1"], indirect=True, scope="module")
 def test_what_deepseek_derives_from_its_weights_follows_them(pair: Pair) -> None:
     """Its absorbed projections have no checksum, and no build of its kernels runs here: they are read."""
     pair.follower.sync()
-    seen = [pair.derived()]
+    seen = [pair.probe(sglang_probe.DERIVED)[0]]
     assert len(seen[0]) == 2 * tiny.DEEPSEEK_V3["num_hidden_layers"]
     for _ in range(20):
         pair.train()
         done = pair.follower.sync()
         assert done is not None and done.route == "in place"
         assert pair.follower.figures()["syncline_dense_tensors"] == 0
-        found = pair.derived()
+        found = pair.probe(sglang_probe.DERIVED)[0]
         assert found != seen[-1]
-        pair.check_dense()
-        assert pair.derived() == found
+        pair.check()
+        assert pair.probe(sglang_probe.DERIVED)[0] == found
         seen.append(found)
+    # A half of a pair that SGLang joins: the other half must come with it, or it is dropped.
+    half = "model.layers.1.self_attn.q_a_proj.weight"
+    routes: tuple[Route, ...] = ("disk", "memory")
+    for route in routes:
+        follower = pair.another(route=route)
+        follower.sync()
+        pair.train(names=[half])
+        old = pair.control.checksums(60)
+        done = follower.sync()
+        assert done is not None and done.checksums != old
+        pair.check()
+    pair.follower = pair.another()
     before = pair.control.checksums(120)
     pair.real.close()
     pair.start()
     assert pair.control.checksums(120) == before
-    assert pair.derived() == seen[-1]
+    assert pair.probe(sglang_probe.DERIVED)[0] == seen[-1]

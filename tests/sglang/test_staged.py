@@ -24,12 +24,13 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     answers = [
         Answer("ab", 0, None, False, 7, {"x": "why"}, HELD),
         Answer("ab", 1, "it broke", True, 0, {}, {}),
+        Answer("ab", 2, "it is another", False, 0, {}, {}, is_strange=True),
     ]
     for answer in answers:
         staged.write_answer(tmp_path, answer)
-    assert staged.read_answers(tmp_path, "ab", 2) == answers
+    assert staged.read_answers(tmp_path, "ab", 3) == answers
     with pytest.raises(CommitError, match="expected a file, found none"):
-        staged.read_answers(tmp_path, "ab", 3)
+        staged.read_answers(tmp_path, "ab", 4)
     staged.forget_answers(tmp_path)
     assert not staged.has_answers(tmp_path)
 

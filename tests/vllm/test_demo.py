@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from engine_leftovers import commands
 from vllm_plugin import with_plugin
 
 _SPEC = find_spec("vllm")
@@ -40,15 +40,4 @@ def test_the_worker_ends_bit_identical_and_no_process_is_left(tmp_path: Path) ->
         assert 0 < line["changed"] < line["total"]
         assert line["pause_s"] > 0
     served = str(out / "base").encode()
-    commands = [
-        path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if _readable(path)
-    ]
-    assert not [line for line in commands if served in line]
-
-
-def _readable(path: Path) -> bool:
-    try:
-        path.read_bytes()
-    except OSError:
-        return False
-    return os.getpid() != int(path.parent.name)
+    assert not [command for command in commands() if served in command]

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from syncline import config
 from syncline.channels.sockets import MAX_FRAME_BYTES, SocketChannel
+from syncline.endpoints import answer_each, own
 from syncline.errors import (
     ConfigError,
     FormatError,
@@ -29,6 +30,7 @@ from syncline.errors import (
     TransportTimeoutError,
 )
 from syncline.format import names, strict_json
+from syncline.types import check_seconds
 
 _FORMAT = "syncline-live"
 _GREETING_BYTES = 4096
@@ -59,16 +61,21 @@ class Lobby:
         self, address: str, transport: str, timeout_s: float, token_env: str | None = None
     ) -> None:
         self._transport = transport
-        self._timeout_s = timeout_s
+        self._timeout_s = check_seconds("timeout_s", timeout_s)
         self._token = _token(address, token_env)
-        self._socket = _listen(address)
+        self._socket = own(_listen(address))
         self._path = None if ":" in address else Path(address)
         self._inode = None if self._path is None else self._path.stat().st_ino
         self.address = address if self._path is not None else _bound(self._socket)
         self._changed = threading.Condition()
         self._members: dict[str, SocketChannel] = {}
         self._is_closed = False
-        threading.Thread(target=self._accept, name="syncline-lobby", daemon=True).start()
+        threading.Thread(
+            target=answer_each,
+            args=(self._socket, self._greet, "syncline-greeting"),
+            name="syncline-lobby",
+            daemon=True,
+        ).start()
 
     def members(self) -> Mapping[str, SocketChannel]:
         """Return the engines that joined and are there, in the order of joining."""
@@ -85,7 +92,7 @@ class Lobby:
         Raises:
             TransportTimeoutError: fewer did; names them.
         """
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + check_seconds("timeout_s", timeout_s)
         while len(found := self.members()) < count:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
@@ -103,7 +110,7 @@ class Lobby:
                 return
             self._is_closed = True
             members, self._members = self._members, {}
-        if self._path is not None:
+        if self._path is not None and self._socket.fileno() >= 0:  # else a fork's parent has it
             with suppress(OSError):  # gone, or another's by now
                 if self._path.stat().st_ino == self._inode:
                     self._path.unlink()
@@ -112,14 +119,6 @@ class Lobby:
         self._socket.close()
         for channel in members.values():
             channel.abort()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connected, _ = self._socket.accept()
-            except OSError:
-                return  # closed
-            threading.Thread(target=self._greet, args=(connected,), daemon=True).start()
 
     def _greet(self, connected: socket.socket) -> None:
         """Let an engine in, or tell it why not; whoever does not speak the protocol is cut off."""
@@ -187,10 +186,15 @@ def join(
         ConfigError: the trainer refused, or is another kind of program; says why.
     """
     token = _token(address, token_env)
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + check_seconds("timeout_s", timeout_s)
+    _check_name(name)
     while True:
         try:
             return _joined(_connect(address, deadline_s), transport, name, token, timeout_s)
+        except PermissionError as error:
+            raise ConfigError(
+                f"{address}: only processes of the trainer's user may join: {error.strerror}"
+            ) from error
         except (OSError, PeerLostError) as error:
             if time.monotonic() > deadline_s:
                 raise TransportTimeoutError(
@@ -198,6 +202,14 @@ def join(
                     "check the address"
                 ) from error
             time.sleep(_RETRY_S)
+
+
+def _check_name(name: str) -> None:
+    """Refuse here a name that the trainer would refuse."""
+    try:
+        names.check_identity(name, "name")
+    except FormatError as error:
+        raise ConfigError(f"{error}; give this engine another one") from error
 
 
 def default_name() -> str:

@@ -17,7 +17,7 @@ from syncline.channels.memory import MemoryChannel
 from syncline.channels.outlet import RoundOutlet
 from syncline.channels.pieces import Pieces, fill
 from syncline.errors import ConfigError, PeerLostError, TransportTimeoutError
-from syncline.types import Bits
+from syncline.types import Bits, check_seconds
 from syncline.version import Kind
 
 _BUFFERS = 2
@@ -152,12 +152,13 @@ class MemoryInlet(Inlet):
         timeout_s: see `Inlet`.
     """
 
+    name: ClassVar[str] = MemoryOutlet.name
     _numbers = itertools.count()
 
     def __init__(
         self, outlet: MemoryOutlet, *, name: str | None = None, timeout_s: float = 600.0
     ) -> None:
-        self.timeout_s = timeout_s
+        self.timeout_s = check_seconds("timeout_s", timeout_s)
         self._outlet = outlet
         self._name = f"engine-{next(self._numbers)}" if name is None else name
         self._channel: Channel | None = None

@@ -10,13 +10,11 @@ engine has a pair of sockets for numbers of buckets: filled in one direction, re
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import select
 import socket
 import struct
-import tempfile
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
@@ -25,11 +23,13 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from syncline.abc import Channel, Inlet
+from syncline.anonymous import anonymous_file, is_sealed
 from syncline.channels.lobby import Lobby, default_name, join
 from syncline.channels.outlet import RoundOutlet
 from syncline.channels.pieces import Pieces, fill
 from syncline.channels.rounds import hear_form
 from syncline.channels.sockets import SocketChannel
+from syncline.endpoints import own
 from syncline.errors import (
     ConfigError,
     FormatError,
@@ -38,12 +38,13 @@ from syncline.errors import (
     TransportUnavailableError,
 )
 from syncline.format import strict_json
-from syncline.types import Bits, DeviceBits
+from syncline.types import Bits, DeviceBits, check_seconds
 from syncline.version import Kind
 
 _BUFFERS = 2
 _NUMBER = struct.Struct("<q")
 _READY = -1
+_WHERE = "the trainer's buffers"
 _HOST_FDS = 2
 _PAGE_BYTES = mmap.PAGESIZE
 
@@ -73,8 +74,12 @@ class HostBuffers:
 
     def __init__(self, bucket_bytes: int) -> None:
         self.bucket_bytes = bucket_bytes
-        self._fd = _anonymous_file(_BUFFERS * bucket_bytes)
-        self._map = mmap.mmap(self._fd, _BUFFERS * bucket_bytes)
+        self._fd = anonymous_file(_BUFFERS * bucket_bytes)
+        try:
+            self._map = mmap.mmap(self._fd, _BUFFERS * bucket_bytes)
+        except OSError as error:
+            os.close(self._fd)
+            raise TransportUnavailableError(f"shared memory: {error.strerror}") from error
         self._bits = np.frombuffer(self._map, np.uint8).reshape(_BUFFERS, bucket_bytes)
 
     def at(self, slot: int) -> Bits:
@@ -127,6 +132,11 @@ class SharedMemoryOutlet(RoundOutlet):
         self._sent = self._round = 0
         self._formed_with: dict[str, SocketChannel] = {}
 
+    @property
+    def address(self) -> str:
+        """Where engines join: the path."""
+        return self._lobby.address
+
     def wait(self, engines: int, timeout_s: float) -> None:
         """Return when so many engines have joined; raise `TransportTimeoutError` if they do not."""
         self._lobby.wait(engines, timeout_s)
@@ -145,7 +155,9 @@ class SharedMemoryOutlet(RoundOutlet):
             self._form(here, longest)
         else:
             for name, channel in here.items():
-                channel.send(strict_json.dump({"form": None, "round": self._round}))
+                channel.send(
+                    strict_json.dump({"form": None, "round": self._round}), timeout_s=timeout_s
+                )
                 self._released[name] = 0
         self._sent = 0
         deadline_s = time.monotonic() + timeout_s
@@ -180,12 +192,16 @@ class SharedMemoryOutlet(RoundOutlet):
         self._buffers = self._allocated(bucket_bytes)
         form, fds = self._buffers.told()
         for name, channel in members.items():
-            ours, theirs = socket.socketpair()
-            self._bells[name], self._released[name] = ours, 0
+            try:
+                ours, theirs = socket.socketpair()
+            except OSError as error:
+                raise TransportUnavailableError(f"a pair of sockets: {error.strerror}") from error
+            self._bells[name], self._released[name] = own(ours), 0
             with theirs:
                 channel.send(
                     strict_json.dump({"form": form, "round": self._round}), [theirs.fileno(), *fds]
                 )
+        self._formed_with = dict(members)
 
     def _present(self, members: Sequence[str]) -> dict[str, SocketChannel]:
         here = self._lobby.members()
@@ -241,8 +257,10 @@ class SharedMemoryInlet(Inlet):
         timeout_s: see `Inlet`.
     """
 
+    name: ClassVar[str] = SharedMemoryOutlet.name
+
     def __init__(self, path: str, *, name: str | None = None, timeout_s: float = 600.0) -> None:
-        self.timeout_s = timeout_s
+        self.timeout_s = check_seconds("timeout_s", timeout_s)
         self._path = path
         self._name = default_name() if name is None else name
         self._channel: SocketChannel | None = None
@@ -261,9 +279,12 @@ class SharedMemoryInlet(Inlet):
 
     def buckets(self, sizes: Sequence[int]) -> Generator[Bits | DeviceBits, None, None]:
         """Take part in a round; see `Inlet.buckets`."""
+        if self._channel is None:
+            raise ConfigError("open: call channel first")
+        form = hear_form(self._channel, self.timeout_s, _WHERE)  # called off, the buffers stay
         is_whole = False
         try:
-            self._open(sizes)
+            self._open(self._channel, form, sizes)
             for _ in sizes:
                 yield self._receive()
                 self._release()
@@ -272,24 +293,22 @@ class SharedMemoryInlet(Inlet):
             if not is_whole:
                 self._free()
 
-    def _open(self, sizes: Sequence[int]) -> None:
+    def _open(
+        self, channel: SocketChannel, fields: strict_json.Fields, sizes: Sequence[int]
+    ) -> None:
         """Take part in a round."""
-        if self._channel is None:
-            raise ConfigError("open: call channel first")
-        where = "the trainer's buffers"
-        fields = hear_form(self._channel, self.timeout_s, where)
-        fds = self._channel.take_fds()
+        fds = channel.take_fds()
         try:
             if fields["form"] is not None:
-                self._form(fields["form"], where, fds)
+                self._form(fields["form"], _WHERE, fds)
         finally:
             for fd in fds:
                 os.close(fd)
         if self._bell is None or self._view is None:
-            raise FormatError(f"{where}: they were never handed over")
+            raise FormatError(f"{_WHERE}: they were never handed over")
         self._sizes, self._at = tuple(sizes), 0
         if max(sizes, default=0) > self._view.bucket_bytes:
-            raise FormatError(f"{where} have {self._view.bucket_bytes} bytes, a bucket has more")
+            raise FormatError(f"{_WHERE} have {self._view.bucket_bytes} bytes, a bucket has more")
         self._ring(_READY)
 
     def _receive(self) -> Bits | DeviceBits:
@@ -334,7 +353,7 @@ class SharedMemoryInlet(Inlet):
                 f"{where}: expected {count} open files to come along, found {len(fds)}"
             )
         bell, *memory = fds[-count:]
-        self._bell = socket.socket(fileno=os.dup(bell))
+        self._bell = own(socket.socket(fileno=os.dup(bell)))
         if kind == "host":
             self._view = _HostView(memory[0], bucket_bytes)
         else:
@@ -377,7 +396,7 @@ class _HostView:
     def __init__(self, fd: int, bucket_bytes: int) -> None:
         self.bucket_bytes = bucket_bytes
         found_bytes = os.fstat(fd).st_size
-        if found_bytes != _BUFFERS * bucket_bytes or not _is_sealed(fd):
+        if found_bytes != _BUFFERS * bucket_bytes or not is_sealed(fd):
             raise FormatError(
                 f"the trainer's buffers: expected {_BUFFERS * bucket_bytes} bytes that nobody can shrink, "
                 f"found {found_bytes}"
@@ -396,31 +415,6 @@ class _HostView:
         del self._bits
         with suppress(BufferError):  # a view is still in use; it frees the map itself
             self._map.close()
-
-
-def _anonymous_file(nbytes: int) -> int:
-    """Return an open file in memory without a name, sealed at this size where the system can."""
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("syncline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(fd, nbytes)
-        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
-        return fd
-    try:
-        with tempfile.TemporaryFile() as file:
-            fd = os.dup(file.fileno())
-    except OSError as error:
-        raise TransportUnavailableError(f"no shared memory: {error.strerror}") from error
-    os.ftruncate(fd, nbytes)
-    return fd
-
-
-def _is_sealed(fd: int) -> bool:
-    if not hasattr(fcntl, "F_GET_SEALS"):
-        return True
-    with suppress(OSError):
-        return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
-    return False
 
 
 def _rung(bell: socket.socket, deadline_s: float) -> int | None:

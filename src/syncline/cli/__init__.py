@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import click
 
-from syncline.cli import check, convert, gate, output, plan, run, serve, versions
+from syncline.cli import check, convert, explain, gate, output, plan, run, serve, versions
 from syncline.errors import SynclineError
 
 
@@ -17,7 +17,7 @@ def group() -> None:
     """Keep inference engines bit-identical to a trainer at about one percent of the bytes."""
 
 
-for module in (versions, check, convert, gate, serve, plan, run):
+for module in (versions, check, convert, gate, serve, plan, explain, run):
     for command in module.COMMANDS:
         group.add_command(command)
 

@@ -29,6 +29,9 @@ _COSTS: Mapping[str, _Cost] = MappingProxyType(
         Tight.name: _Cost(0.34e-9, 17e-9, 0.72),
     }
 )
+DELTAS = tuple(_COSTS)
+"""The encodings that compete, from the quickest to the smallest."""
+
 _CODECS = MappingProxyType({codec.name: codec for codec in (Indices(), Packed(), Tight())})
 
 

@@ -14,6 +14,7 @@ from syncline.demo.tiny import write_tiny
 
 TINY_SIZES: Mapping[str, Mapping[str, int]] = {
     "transformers": {},
+    "sglang": {},
     # vLLM's attention on a CPU takes heads of 32 and more.
     "vllm": {"hidden_size": 128, "intermediate_size": 256},
 }

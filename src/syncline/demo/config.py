@@ -12,7 +12,7 @@ from pathlib import Path
 from syncline.demo.arithmetic import SUMS
 from syncline.errors import ConfigError
 
-ENGINES = ("transformers", "vllm")
+ENGINES = ("transformers", "vllm", "sglang")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class DemoConfig:
             or empty. None works in a temporary directory and writes only the picture, to
             `syncline-demo.png`.
         json: print one JSON object a line in place of the table.
-        engine: what generates: `transformers` in a process of its own, or `vllm`, a real server.
+        engine: what generates: `transformers` in a process of its own, or `vllm` or `sglang`, a real server.
 
     Raises:
         ConfigError: a number is out of range, or both `model` and `tiny` are given.

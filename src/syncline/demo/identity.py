@@ -31,13 +31,15 @@ def sha256_by_name(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
 
     Cost: one pass; copies only tensors that are not contiguous or not in main memory.
     """
+    return {name: sha256(tensor) for name, tensor in tensors}
+
+
+def sha256(tensor: Tensor) -> str:
+    """Return the SHA-256 of a tensor's bytes, in the order of its elements, as hex digits."""
     import torch
 
-    digests = {}
-    for name, tensor in tensors:
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        digests[name] = hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
-    return digests
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
 
 
 def differences(trainer: Mapping[str, str], engine: Mapping[str, str]) -> dict[str, str]:

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from syncline.errors import PeerLostError, SynclineError, TransportTimeoutError
+from syncline.errors import FormatError, PeerLostError, SynclineError, TransportTimeoutError
 
 LOG_TAIL_LINES = 12
 
@@ -182,6 +182,24 @@ class EngineProcess(RolloutEngine):
             for line in stdout:
                 self._replies.put(line)
         self._replies.put(None)
+
+
+def grouped(
+    engine: str, request: RolloutRequest, completions: Sequence[list[int]]
+) -> list[list[list[int]]]:
+    """Return completions that came one after the other by prompt and sample.
+
+    Raises:
+        FormatError: they are not as many as were asked for, or one is empty.
+    """
+    expected = len(request.prompts) * request.samples
+    if len(completions) != expected or not all(completions):
+        raise FormatError(
+            f"{engine}: expected {expected} completions, none of them empty, found {len(completions)}"
+        )
+    return [
+        list(completions[at : at + request.samples]) for at in range(0, expected, request.samples)
+    ]
 
 
 def log_tail(log: Path) -> str:

@@ -41,6 +41,10 @@ def starter(engine: str) -> StartEngine:
         from syncline.demo.vllm_engine import start_vllm
 
         return start_vllm
+    if engine == "sglang":
+        from syncline.demo.sglang_engine import start_sglang
+
+        return start_sglang
     return start_process
 
 

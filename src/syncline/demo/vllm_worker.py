@@ -1,22 +1,17 @@
 """What the demo reads out of a vLLM worker at the end: every weight, as the kernels that generate use it.
 
-A class for `--worker-extension-cls`. It knows vLLM's own modules and nothing of Syncline: where layers are fused it
-cuts them by the sizes that the layer itself gives. A CPU kernel may keep a weight packed, with nothing left to
-read; then the identity matrix is run through it, which gives every weight back (times 1, plus zeros), all
-but the sign of a zero.
+A class for `--worker-extension-cls`. It knows vLLM's own modules and nothing of where Syncline wrote. A CPU kernel may
+keep a weight packed, with nothing left to read; then the identity matrix is run through it, which gives every weight
+back (times 1, plus zeros), all but the sign of a zero.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from typing import Any
 
-FUSED = {
-    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
-    "gate_up_proj": ("gate_proj", "up_proj"),
-}
-"""vLLM's fused layers, and the names of their parts in a checkpoint, in the order of their rows."""
+from syncline.demo.fused import parts
+from syncline.demo.identity import sha256
 
 
 class DemoWorker:
@@ -30,7 +25,7 @@ class DemoWorker:
         model = self.model_runner.get_model()  # type: ignore[attr-defined]
         found = list(_weights(model))
         return {
-            "digests": {name: _sha256(weight) for name, weight, _ in found},
+            "digests": {name: sha256(weight) for name, weight, _ in found},
             "through": [name for name, _, is_through_kernel in found if is_through_kernel],
         }
 
@@ -55,14 +50,14 @@ def _of_layer(path: str, module: Any, weight: Any) -> Iterator[tuple[str, Any, b
     # An output head packs a copy for its kernel, and keeps the weight for the embedding.
     packed = _through_kernel(module) if is_gone or hasattr(module, "cpu_linear") else None
     at = 0
-    for name, rows in _parts(path, module):
+    for name, rows in parts(path, module):
         part = slice(at, at + rows)
         at += rows
         if packed is not None and is_gone:
             yield f"{name}.weight", packed[part], True
             continue
         yield f"{name}.weight", weight[part], False
-        if packed is not None and _sha256(packed[part]) != _sha256(weight[part] + 0.0):
+        if packed is not None and sha256(packed[part]) != sha256(weight[part] + 0.0):
             yield f"{name}.weight as its kernel reads it", packed[part], True
 
 
@@ -75,21 +70,3 @@ def _through_kernel(module: Any) -> Any:
     # An embedding has no `params_dtype` in every release, but it always has its weight.
     dtype = module.weight.dtype
     return module.quant_method.apply(module, torch.eye(size, dtype=dtype), None).T + 0.0
-
-
-def _parts(path: str, module: Any) -> list[tuple[str, int]]:
-    """Return the names in the checkpoint of a layer's parts, with their rows."""
-    parent, _, leaf = path.rpartition(".")
-    if leaf in FUSED:
-        sizes = [int(size) for size in module.output_sizes]
-        return [(f"{parent}.{name}", rows) for name, rows in zip(FUSED[leaf], sizes, strict=True)]
-    vocabulary = getattr(module, "org_vocab_size", None)
-    rows = module.output_size_per_partition if vocabulary is None else vocabulary
-    return [(path, int(rows))]
-
-
-def _sha256(weight: Any) -> str:
-    import torch
-
-    raw = weight.contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.sha256(raw.numpy().data).hexdigest()

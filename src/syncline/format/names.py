@@ -8,6 +8,7 @@ import unicodedata
 from syncline.errors import FormatError
 
 HEAD = "HEAD.json"
+LIVE = "LIVE.json"
 MANIFEST = "manifest.json"
 SIDECAR = "tensors.json.zst"
 INDEX = "model.safetensors.index.json"
@@ -21,7 +22,7 @@ FORMAT_VERSION = 1
 MAX_INTEGER = (1 << 63) - 1
 """Largest version, epoch, size or count: what a signed 64-bit reader can hold."""
 
-_RESERVED = frozenset({HEAD, MANIFEST, SIDECAR, INDEX})
+_RESERVED = frozenset({HEAD, LIVE, MANIFEST, SIDECAR, INDEX})
 _VERSION_DIR = re.compile(VERSION_PREFIX + "([0-9]{6,19})")
 _MAX_PATH_BYTES = 255
 _MAX_NAME_BYTES = 4096

@@ -12,9 +12,10 @@ import numpy as np
 
 from syncline.abc import ByteArray, Engine, PeerMemory
 from syncline.errors import BaseVersionError, ConfigError, VerifyError
-from syncline.hosts.offer import Catalog, Offer, Stored, Way, machine
+from syncline.hosts.offer import Catalog, Offer, Stored, Way
 from syncline.peers import SharedPeer
 from syncline.peers.generation import HEADER_BYTES, Header
+from syncline.peers.shared import machine
 from syncline.sync.fingerprints import fingerprints
 from syncline.types import Bits, TensorMeta, unsigned
 from syncline.version import HeldVersion

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from syncline import durable
 from syncline.errors import ConfigError, TransportTimeoutError
+from syncline.types import check_seconds
 
 _POLL_S = 0.05
 _OWN = 0o700
@@ -41,6 +42,7 @@ def meet_in_directory(
         raise ConfigError(
             f"names: expected {name!r} and others, each once, without /; found {list(names)}"
         )
+    check_seconds("timeout_s", timeout_s)
     rounds = count()
 
     def exchange(mine: bytes) -> Sequence[bytes]:

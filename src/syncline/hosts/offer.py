@@ -7,7 +7,6 @@ import binascii
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from syncline.errors import FormatError, VerifyError
 from syncline.format import state as held_format
@@ -38,12 +37,6 @@ _OFFER_KEYS = (
 )
 
 
-def machine() -> str:
-    """Return what is equal for processes that run under one kernel, and for no others."""
-    path = Path("/proc/sys/kernel/random/boot_id")
-    return path.read_text().strip() if path.exists() else ""
-
-
 @dataclass(frozen=True, slots=True)
 class Way:
     """One description of a host's memory: the transport's name, and what reads it."""
@@ -62,7 +55,7 @@ class Offer:
     """A version that a host has in memory, or a share of it.
 
     Attributes:
-        host, machine: its name, and what `machine()` says there.
+        host, machine: its name, and what `peers.shared.machine()` says there.
         run_id, version, sha256: which version; the digest is its identity.
         generation: of the memory, while it holds this version; `header`: the region that says so.
         catalog, catalog_bytes, catalog_sha256: the region that lists the tensors, and its digest.

@@ -8,9 +8,10 @@ import numpy as np
 
 from syncline.abc import ByteArray, PeerMemory
 from syncline.errors import ConfigError, TransportUnavailableError
-from syncline.hosts.offer import Catalog, Offer, Way, load_catalog, machine
+from syncline.hosts.offer import Catalog, Offer, Way, load_catalog
 from syncline.peers import SharedPeer
 from syncline.peers.generation import Checked
+from syncline.peers.shared import machine
 from syncline.types import Read
 
 
@@ -86,6 +87,11 @@ class Roads:
         read = Read(offer.catalog, 0, f"{self.prefix}.{name}", 0, offer.catalog_bytes)
         checked.read(described, offer.header, offer.generation, [read], timeout_s)
         return load_catalog(place.tobytes(), offer)
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes that were read from others so far."""
+        return sum(checked.read_bytes for checked in self._checked)
 
     def close(self) -> None:
         """Take back all that was registered."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import secrets
 import sys
 import threading
 from collections.abc import Sequence
@@ -18,12 +17,19 @@ from pathlib import Path
 import numpy as np
 
 from syncline.abc import ByteArray, PeerMemory
-from syncline.errors import ConfigError, MovedOnError, PeerLostError, TransportUnavailableError
+from syncline.anonymous import anonymous_file, is_sealed
+from syncline.errors import (
+    ConfigError,
+    FormatError,
+    MovedOnError,
+    PeerLostError,
+    TransportUnavailableError,
+)
 from syncline.peers import regions
 from syncline.peers.regions import Description, Regions
 from syncline.types import Bits, Read
 
-_FIELDS = ("pid", "born", "boot", "table", "table_inode")
+_FIELDS = ("pid", "born", "machine", "table", "table_inode")
 _SLOTS = 1 << 17
 
 
@@ -57,6 +63,7 @@ class SharedPeer(PeerMemory):
         self._mapped: dict[tuple[str, str, str], ByteArray] = {}
         self._lock = threading.Lock()
         self._is_closed = False
+        self._pid = os.getpid()
         # One word a region, its number while it is registered: readers look at it before and after.
         self._table = self.allocate(8 * _SLOTS).view("<u8")
         self._numbers: dict[str, int] = {}
@@ -68,11 +75,11 @@ class SharedPeer(PeerMemory):
         Raises:
             TransportUnavailableError: the system has no memory left for it.
         """
+        descriptor = anonymous_file(max(nbytes, 1))
         try:
-            descriptor = os.memfd_create(f"syncline-{secrets.token_hex(4)}", os.MFD_CLOEXEC)
-            os.ftruncate(descriptor, max(nbytes, 1))
             pages = mmap.mmap(descriptor, max(nbytes, 1))
         except OSError as error:
+            os.close(descriptor)
             raise TransportUnavailableError(
                 f"{nbytes} bytes of shared memory: {error.strerror}"
             ) from error
@@ -100,8 +107,9 @@ class SharedPeer(PeerMemory):
 
     def register(self, region: str, memory: ByteArray) -> None:
         """Make memory from `allocate` readable; see `PeerMemory.register`."""
-        if self._is_closed:
-            raise ConfigError("register: this side was closed; make a new one")
+        if self._is_closed or self._pid != os.getpid():
+            why = "closed" if self._is_closed else "made before this process was forked"
+            raise ConfigError(f"register: this side was {why}; make a new one")
         self._find(region, memory)
         if self._next == _SLOTS:
             raise ConfigError(f"register: {_SLOTS - 1} regions are the most; make a new side")
@@ -115,7 +123,9 @@ class SharedPeer(PeerMemory):
         """Take a region back; see `PeerMemory.unregister`."""
         with self._lock:
             number = self._numbers.pop(region, None)
-            if number is not None:
+            if (
+                number is not None and self._pid == os.getpid()
+            ):  # the table is a forked child's, too
                 self._table[number] = 0
         self._regions.remove(region)
 
@@ -130,7 +140,7 @@ class SharedPeer(PeerMemory):
         fields = {
             "pid": str(pid),
             "born": _born(pid),
-            "boot": _boot(),
+            "machine": machine(),
             "table": str(table.descriptor),
             "table_inode": str(table.inode),
         }
@@ -142,7 +152,10 @@ class SharedPeer(PeerMemory):
         described = regions.load(peer, self.name, _FIELDS, 4)
         located = described.locate(reads)
         fields = described.fields
-        if fields["boot"] != _boot() or not fields["pid"].isdecimal():
+        numbers = (fields["pid"], fields["table"], fields["table_inode"])
+        if not all(number.isdecimal() for number in numbers):
+            raise FormatError(f"{described.place}: expected numbers, found {numbers!r:.80}")
+        if fields["machine"] != machine():
             raise PeerLostError(f"{described.place} is on another machine")
         if _born(int(fields["pid"])) != fields["born"]:
             self._forget(fields["pid"])
@@ -165,6 +178,7 @@ class SharedPeer(PeerMemory):
             self.unregister(region)
         with self._lock:
             pages, self._pages = self._pages, []
+            self._table = np.zeros(0, "<u8")  # a closed object may live on, its pages need not
             self._mapped.clear()
         for one in pages:
             os.close(one.descriptor)
@@ -185,9 +199,9 @@ class SharedPeer(PeerMemory):
             if key in self._mapped:
                 return self._mapped[key]
         try:
-            with Path(f"/proc/{key[0]}/fd/{descriptor}").open("rb") as file:
+            with open(f"/proc/{key[0]}/fd/{descriptor}", "rb", opener=_opened_at_once) as file:
                 status = os.fstat(file.fileno())
-                if str(status.st_ino) != inode:
+                if str(status.st_ino) != inode or not is_sealed(file.fileno()):
                     raise MovedOnError(f"{described.place} has let go of this memory")
                 pages = mmap.mmap(file.fileno(), status.st_size, prot=mmap.PROT_READ)
         except FileNotFoundError as error:
@@ -206,6 +220,11 @@ class SharedPeer(PeerMemory):
             self._mapped = {key: pages for key, pages in self._mapped.items() if key[0] != pid}
 
 
+def _opened_at_once(path: str, flags: int) -> int:
+    """Open what should be memory; a pipe in its place is not waited for."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def _require(table: Bits, number: int, described: Description, read: Read) -> None:
     if number >= table.size or table[number] != number:
         raise MovedOnError(f"{described.place} has taken region {read.region!r} back")
@@ -220,5 +239,12 @@ def _born(pid: int) -> str:
     return "" if fields[0] in ("Z", "X") else fields[19]
 
 
-def _boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+def machine() -> str:
+    """Return what is equal for processes that can find each other, and for no others.
+
+    Those are under one kernel and in one PID namespace: two containers of one machine are not.
+    """
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    if not boot.exists():
+        return ""
+    return f"{boot.read_text().strip()} {Path('/proc/self/ns/pid').readlink()}"

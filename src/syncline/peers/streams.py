@@ -7,6 +7,8 @@ import struct
 import time
 from collections.abc import Sequence
 
+from syncline.types import check_seconds
+
 _MOST_BUFFERS = 512
 _LEAST_S = 0.001
 
@@ -20,7 +22,7 @@ class Deadline:
     """
 
     def __init__(self, timeout_s: float) -> None:
-        self.timeout_s = timeout_s
+        self.timeout_s = check_seconds("timeout_s", timeout_s)
         self._at = time.monotonic() + timeout_s
 
     def left_s(self) -> float:

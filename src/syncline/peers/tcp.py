@@ -8,6 +8,7 @@ another process that got the port of a dead one, is turned away. Nothing is encr
 from __future__ import annotations
 
 import hmac
+import re
 import secrets
 import socket
 import struct
@@ -17,7 +18,14 @@ from contextlib import suppress
 from itertools import count
 
 from syncline.abc import ByteArray, PeerMemory
-from syncline.errors import ConfigError, MovedOnError, PeerLostError, TransportTimeoutError
+from syncline.endpoints import answer_each, own
+from syncline.errors import (
+    ConfigError,
+    FormatError,
+    MovedOnError,
+    PeerLostError,
+    TransportTimeoutError,
+)
 from syncline.peers import regions
 from syncline.peers.regions import MAX_READS, Description, Regions, batches
 from syncline.peers.streams import Deadline, receive_exactly, receive_into, send_all
@@ -27,7 +35,10 @@ _COUNT = struct.Struct("<I")
 _ITEM = struct.Struct("<QQQ")
 _OK, _GONE = b"\0", b"\1"
 _KEY_BYTES = 16
+_KEY = re.compile(f"[0-9a-f]{{{2 * _KEY_BYTES}}}")
+_PORT = re.compile("[0-9]{1,5}")
 _IDLE_S = 3600.0
+_GREETING_S = 10.0
 
 
 class TcpPeer(PeerMemory):
@@ -47,7 +58,7 @@ class TcpPeer(PeerMemory):
 
     def __init__(self, bind: str = "127.0.0.1", port: int = 0) -> None:
         family = socket.AF_INET6 if ":" in bind else socket.AF_INET
-        self._listening = socket.socket(family, socket.SOCK_STREAM)
+        self._listening = own(socket.socket(family, socket.SOCK_STREAM))
         try:
             self._listening.bind((bind, port))
             self._listening.listen(128)
@@ -64,7 +75,12 @@ class TcpPeer(PeerMemory):
         self._served: set[socket.socket] = set()
         self._asked: dict[tuple[str, int, str], _Connection] = {}
         self._is_closed = False
-        threading.Thread(target=self._listen, name="syncline-peer", daemon=True).start()
+        threading.Thread(
+            target=answer_each,
+            args=(self._listening, self._serve, "syncline-peer"),
+            name="syncline-peer",
+            daemon=True,
+        ).start()
 
     def register(self, region: str, memory: ByteArray) -> None:
         """Make memory readable; see `PeerMemory.register`."""
@@ -124,8 +140,8 @@ class TcpPeer(PeerMemory):
 
     def _connection(self, described: Description) -> _Connection:
         fields = described.fields
-        if not fields["port"].isdecimal() or len(fields["key"]) != 2 * _KEY_BYTES:
-            raise PeerLostError(f"{described.place}: not an address")
+        if not (_PORT.fullmatch(fields["port"]) and _KEY.fullmatch(fields["key"])):
+            raise FormatError(f"{described.place}: expected a port and a key of {_KEY_BYTES} bytes")
         key = (fields["host"], int(fields["port"]), fields["key"])
         with self._lock:
             if self._is_closed:
@@ -134,26 +150,15 @@ class TcpPeer(PeerMemory):
                 self._asked[key] = _Connection(*key, described.place)
             return self._asked[key]
 
-    def _listen(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listening.accept()
-            except OSError:
-                return  # closed
-            with self._lock:
-                if self._is_closed:
-                    sock.close()
-                    return
-                self._served.add(sock)
-            threading.Thread(
-                target=self._serve, args=(sock,), name="syncline-peer", daemon=True
-            ).start()
-
     def _serve(self, sock: socket.socket) -> None:
         """Answer one peer until it goes; a broken connection is the peer's to notice."""
+        with self._lock:
+            self._served.add(sock)
+            if self._is_closed:
+                sock.close()
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            key = receive_exactly(sock, _KEY_BYTES, Deadline(_IDLE_S))
+            key = receive_exactly(sock, _KEY_BYTES, Deadline(_GREETING_S))
             while hmac.compare_digest(key, self._key):
                 (number,) = _COUNT.unpack(receive_exactly(sock, _COUNT.size, Deadline(_IDLE_S)))
                 if number > MAX_READS:
@@ -214,7 +219,12 @@ class _Connection:
             raise TransportTimeoutError(
                 f"{self._place} did not answer in {deadline.timeout_s} s; it is slow, stuck or cut off"
             ) from error
-        except (OSError, EOFError) as error:
+        except (
+            OSError,
+            EOFError,
+            OverflowError,
+            UnicodeError,
+        ) as error:  # the latter: no port, no host
             self.close()
             raise PeerLostError(f"{self._place} is gone: {error}") from error
         except BaseException:
@@ -231,7 +241,7 @@ class _Connection:
 
     def _open(self, deadline: Deadline) -> socket.socket:
         if self._socket is None:
-            self._socket = socket.create_connection(self._address, deadline.left_s())
+            self._socket = own(socket.create_connection(self._address, deadline.left_s()))
             self._socket.settimeout(None)  # deadlines are the kernel's from here on
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             send_all(self._socket, [self._key], deadline)

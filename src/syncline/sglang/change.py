@@ -48,6 +48,10 @@ class Change(Protocol):
         """
 
 
+class StrangeWeightsError(TornUpdateError):
+    """What the server holds is not the version that it names, whoever wrote it; there is nothing to take back."""
+
+
 class InPlace:
     """Changes that every rank writes into its own parameters, in O(changes).
 
@@ -112,6 +116,10 @@ class InPlace:
             for answer in answers
             if answer.error is not None
         ]
+        if any(answer.is_strange for answer in answers):
+            raise StrangeWeightsError(
+                f"{act}: {'; '.join(faults)}; the server stays paused until all of it has been loaded"
+            )
         if faults:
             raise CommitError(f"{act}: {'; '.join(faults)}")
         return answers

@@ -17,6 +17,7 @@ from syncline.engines.checkpoint_files import CheckpointFiles
 from syncline.engines.learned import Learned, learn
 from syncline.engines.learned.memories import Memories
 from syncline.engines.torch_memory import TorchTarget
+from syncline.errors import LayoutError
 from syncline.layouts.positions import PositionMap
 from syncline.sglang.buckets import torch_dtype
 from syncline.sglang.groups import with_partners
@@ -35,6 +36,9 @@ class RankWeights:
         model: SGLang's module.
         checkpoint: with every tensor of the model, as it is to be.
 
+    Raises:
+        LayoutError: its layers are packed for AMX.
+
     Attributes:
         is_applied: changes were written that `undo` can take back.
 
@@ -45,6 +49,7 @@ class RankWeights:
 
     def __init__(self, model: Any, checkpoint: CheckpointFiles) -> None:
         self.checkpoint = checkpoint
+        _check_unpacked(model)
         self._model = model
         self._metas = checkpoint.metas()
         self._memories = Memories(_live(model))
@@ -60,7 +65,7 @@ class RankWeights:
     def is_of(self, metas: Mapping[str, TensorMeta]) -> bool:
         """Tell whether this is still true: the same checkpoint tensors, and the same live memory.
 
-        Experts that are balanced anew, and weights that a session unpacked, have other memory.
+        Weights that a session unpacked have other memory.
         """
         return metas == self._metas and not self._memories.replaced() and self._is_complete()
 
@@ -206,6 +211,16 @@ def _live(model: Any) -> dict[str, Any]:
     every = dict(model.named_parameters(remove_duplicate=False))
     every |= dict(model.named_buffers(remove_duplicate=False))
     return {name: tensor for name, tensor in every.items() if name not in not_plain}
+
+
+def _check_unpacked(model: Any) -> None:
+    """Check that no layer was packed for the AMX units of a CPU: SGLang packs again what it packed, at every update."""
+    for prefix, module in model.named_modules():
+        if getattr(module, "use_intel_amx_backend", False):
+            raise LayoutError(
+                f"layer {prefix!r} is packed for AMX, and SGLang cannot update packed layers; nothing was written",
+                tensor=prefix,
+            )
 
 
 def _records(local: str, places: Any, old: Bits, new: Bits) -> Iterator[Record]:

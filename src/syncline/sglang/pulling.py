@@ -13,16 +13,14 @@ from syncline.errors import (
     BaseVersionError,
     ConfigError,
     OutcomeUnknownError,
-    SynclineError,
     TornUpdateError,
 )
 from syncline.sglang.change import FromDirectory
 from syncline.sglang.commit import Commit, CommitOptions, Committed
 from syncline.sglang.control import PULL, SglangHttp
 from syncline.sync.layout import own_history
+from syncline.sync.named import is_named
 from syncline.version import HeldVersion
-
-_PROBE_TIMEOUT_S = 5.0
 
 
 class PullingServer:
@@ -96,15 +94,9 @@ class PullingServer:
 
     def is_serving(self) -> bool:
         """Tell whether the server answers, and still names the version that it was brought to."""
-        if self._held is None:
-            return False
-        try:
-            is_named = self._control.label(_PROBE_TIMEOUT_S) == str(self._held.version)
-        except SynclineError:
-            is_named = False
-        if not is_named:
+        if not is_named(self._control, self._held):
             self._held = None
-        return is_named
+        return self._held is not None
 
     def figures(self) -> Mapping[str, float]:
         """Return what the last commit took, by name of the metric."""

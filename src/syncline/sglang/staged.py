@@ -56,6 +56,7 @@ class Answer:
         rank: who answers.
         error: what went wrong; None if nothing did.
         is_torn: undoing it failed too.
+        is_strange: the rank's weights are not those that the changes were made for.
         written: units that were written in place.
         dense: by name of a changed tensor that is loaded whole: why.
         held: by name of a changed tensor: a grid of it, and the boxes that this rank holds; none of a
@@ -69,6 +70,7 @@ class Answer:
     written: int = 0
     dense: Mapping[str, str] | None = None
     held: Mapping[str, tuple[tuple[int, ...], tuple[Box, ...]]] | None = None
+    is_strange: bool = False
 
 
 def write_order(directory: Path, order: Order) -> None:
@@ -116,6 +118,7 @@ def write_answer(directory: Path, answer: Answer) -> None:
         "rank": answer.rank,
         "error": answer.error,
         "is_torn": answer.is_torn,
+        "is_strange": answer.is_strange,
         "written": answer.written,
         "dense": dict(answer.dense) if answer.dense is not None else {},
         "held": {
@@ -171,6 +174,7 @@ def _answered(path: Path) -> Answer:
         strict_json.integer(found.get("written"), where),
         {k: str(v) for k, v in strict_json.members(found.get("dense"), where).items()},
         held,
+        found.get("is_strange") is not False,
     )
 
 

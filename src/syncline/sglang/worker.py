@@ -15,13 +15,13 @@ from typing import Any
 from syncline import config
 from syncline.commit.journal import Journal
 from syncline.engines.checkpoint_files import CheckpointFiles
-from syncline.errors import TornUpdateError
+from syncline.errors import TornUpdateError, VerifyError
 from syncline.sglang import staged
 from syncline.sglang.live import RankWeights
 from syncline.sglang.staged import Act, Answer, Order
 
 _log = logging.getLogger(__name__)
-_known: list[tuple[Any, RankWeights]] = []
+_known: list[tuple[Any, object, RankWeights]] = []
 
 
 def load(model: Any, _: object) -> None:
@@ -44,8 +44,13 @@ def obey(model: Any, directory: Path, rank: int) -> Answer:
     try:
         answer = _obey(model, directory, rank, order)
     except Exception as error:  # noqa: BLE001 - the follower is told, and undoes it everywhere
-        is_torn = isinstance(error, TornUpdateError)
-        answer = Answer(order.identity, rank, f"{type(error).__name__}: {error}", is_torn)
+        answer = Answer(
+            order.identity,
+            rank,
+            f"{type(error).__name__}: {error}",
+            isinstance(error, TornUpdateError),
+            is_strange=isinstance(error, VerifyError),
+        )
     staged.write_answer(directory, answer)
     return answer
 
@@ -67,20 +72,30 @@ def _obey(model: Any, directory: Path, rank: int, order: Order) -> Answer:
 
 
 def _weights(model: Any, checkpoint: Path, act: Act) -> RankWeights:
-    """Return what is known of this model; it is found out again when its memory or its checkpoint is another."""
-    files = CheckpointFiles(checkpoint)
-    for known, weights in _known:
+    """Return what is known of this model; it is found out again when its memory, experts or checkpoint are others."""
+    files, experts = CheckpointFiles(checkpoint), _experts()
+    for known, places, weights in _known:
         if known is not model:
             continue
-        if weights.is_of(files.metas()):
+        if places == experts and weights.is_of(files.metas()):
             weights.checkpoint = files
             return weights
         if weights.is_applied and act == "undo":
             raise TornUpdateError("the weights were moved in memory before they could be put back")
     weights = RankWeights(model, files)
-    _known[:] = [pair for pair in _known if pair[0] is not model]
-    _known.append((model, weights))
+    _known[:] = [one for one in _known if one[0] is not model]
+    _known.append((model, experts, weights))
     return weights
+
+
+def _experts() -> object:
+    """Return which expert SGLang keeps in which place: balancing them moves them within the same memory."""
+    try:
+        location: Any = import_module("sglang.srt.eplb.expert_location")
+    except ImportError:  # not in SGLang
+        return None
+    metadata = location.get_global_expert_location_metadata()
+    return None if metadata is None else metadata.physical_to_logical_map.tolist()
 
 
 def _rank() -> int:

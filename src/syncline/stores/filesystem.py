@@ -29,7 +29,7 @@ from syncline.format import names
 from syncline.stores import keys
 from syncline.stores.incoming import Incoming
 from syncline.stores.temporary import PREFIX, Temporary, exists, remove_leftovers, temporary
-from syncline.types import ObjectInfo, Step
+from syncline.types import ObjectInfo, Step, check_seconds
 
 STEPS = (
     "put.written",
@@ -74,7 +74,7 @@ class FilesystemStore(Store):
     ) -> None:
         self.path = Path(path).absolute()
         self._observe = observe
-        self._lock_timeout_s = lock_timeout_s
+        self._lock_timeout_s = check_seconds("lock_timeout_s", lock_timeout_s)
         self._is_ours = False
 
     def __str__(self) -> str:

@@ -9,7 +9,7 @@ from syncline.abc import Buffer, Store
 from syncline.errors import ConfigError, ObjectNotFoundError
 from syncline.format import names
 from syncline.stores.patience import Patience
-from syncline.types import ObjectInfo
+from syncline.types import ObjectInfo, check_seconds
 
 
 class LaggingStore(Store):
@@ -37,8 +37,8 @@ class LaggingStore(Store):
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        if not within_s > 0:
-            raise ConfigError(f"within_s: expected more than 0 s, found {within_s}")
+        if not check_seconds("within_s", within_s):
+            raise ConfigError("within_s: expected more than 0 seconds")
         self._store = store
         self.visible_within_s = within_s
         self.is_remote = store.is_remote

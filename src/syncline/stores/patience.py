@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from syncline.types import check_seconds
+
 T = TypeVar("T")
 
 _FIRST_PAUSE_S = 0.1
@@ -34,7 +36,7 @@ class Patience:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.deadline_s = deadline_s
+        self.deadline_s = check_seconds("deadline_s", deadline_s)
         self._clock = clock
         self._sleep = sleep
 

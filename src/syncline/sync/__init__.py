@@ -1,5 +1,6 @@
 """The only package that joins stages: publisher on the trainer's side, receiver on the engine's."""
 
+from syncline.sync.choosing import choose
 from syncline.sync.conversion import convert
 from syncline.sync.publisher import Publisher
 from syncline.sync.receiver import Receiver
@@ -14,5 +15,6 @@ __all__ = [
     "Ranks",
     "Receiver",
     "ShardedPublisher",
+    "choose",
     "convert",
 ]

@@ -41,7 +41,7 @@ def check_store(store: Store, *, deep: bool, observe: Observe) -> tuple[int, lis
             fingerprint is proved.
     """
     findings: list[Finding] = []
-    known = {names.HEAD}
+    known = {names.HEAD, names.LIVE}
     versions: list[HeldVersion] = []
     history = History.open(store)
     with _noting(findings, f"the chain from {names.HEAD}"):

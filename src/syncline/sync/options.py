@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
-from typing import Literal
+from typing import Any, Literal
 
 from syncline import codecs
 from syncline.errors import CodecError, ConfigError
@@ -15,7 +15,8 @@ from syncline.format.bucket import check_bucket_bytes
 from syncline.format.index import CHECKSUM
 from syncline.format.rules import INTERCHANGE_ENCODINGS
 from syncline.sync.notify import Deployments
-from syncline.types import TensorMeta
+from syncline.types import TensorMeta, check_seconds
+from syncline.version import Kind
 
 _OVERWRITE_LIMIT_BYTES = 1 << 32
 
@@ -55,6 +56,8 @@ class PublisherOptions:
             None: what suits the transport.
         live_timeout_s: the longest that the trainer waits there for an engine to answer, to release a
             bucket, or to decode and commit what came.
+        live_address: where engines join a live path that was chosen: a path for shared memory, `host:port`
+            for a collective. None: of this machine alone.
     """
 
     encoding: str = "auto"
@@ -73,6 +76,7 @@ class PublisherOptions:
     live_kind: Literal["auto", "full", "delta"] = "auto"
     bucket_bytes: int | None = None
     live_timeout_s: float = 60.0
+    live_address: str | None = None
 
     def __post_init__(self) -> None:
         if self.encoding != "auto" and self.encoding not in codecs.NAMES:
@@ -93,8 +97,8 @@ class PublisherOptions:
         for name in ("part_bytes", "memory_bytes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: expected at least 1, found {getattr(self, name)}")
-        if not self.notify_timeout_s > 0:
-            raise ConfigError(f"notify_timeout_s must be above 0, found {self.notify_timeout_s}")
+        if not check_seconds("notify_timeout_s", self.notify_timeout_s):
+            raise ConfigError("notify_timeout_s must be above 0")
         self._check_live()
         if self.anchor_every is not None and self.anchor_every < 1:
             raise ConfigError(
@@ -117,6 +121,15 @@ class PublisherOptions:
                     tensor=meta.name,
                 )
 
+    def chosen(self, kind: Kind, link_bytes_per_s: float) -> PublisherOptions:
+        """Return the options with what was chosen, where they do not say otherwise."""
+        changes: dict[str, Any] = {}
+        if self.link_bytes_per_s is None and self.encoding == "auto":
+            changes["link_bytes_per_s"] = link_bytes_per_s
+        if self.live_kind == "auto" and kind == "full":
+            changes["live_kind"] = kind
+        return replace(self, **changes)
+
     def _check_live(self) -> None:
         if self.live_kind not in ("auto", "full", "delta"):
             raise ConfigError(
@@ -124,8 +137,8 @@ class PublisherOptions:
             )
         if self.bucket_bytes is not None:
             check_bucket_bytes(self.bucket_bytes)
-        if not self.live_timeout_s > 0:
-            raise ConfigError(f"live_timeout_s must be above 0, found {self.live_timeout_s}")
+        if not check_seconds("live_timeout_s", self.live_timeout_s):
+            raise ConfigError("live_timeout_s must be above 0")
 
     def _check_layout(self) -> None:
         if self.layout not in ("syncline", "slime"):

@@ -6,11 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from os import PathLike
-from typing import Any
+from typing import Any, Literal
 
 from syncline.abc import Observe, Outlet, Store, WeightSource, ignore
-from syncline.errors import BaseVersionError
+from syncline.choice import Decision, Topology, Updater
+from syncline.errors import BaseVersionError, ConfigError
 from syncline.sources import CheckpointSource, WatchedWeights, as_source
+from syncline.sync.accounting import Moved
 from syncline.sync.base import Base
 from syncline.sync.checks import adopt, check_kind
 from syncline.sync.delta import DeltaWriter
@@ -19,6 +21,8 @@ from syncline.sync.full import FullWriter
 from syncline.sync.kept import Kept
 from syncline.sync.layout import check_slime_run
 from syncline.sync.live import Courier, Goods
+from syncline.sync.meeting import Meeting, meet
+from syncline.sync.metered import MeteredStore
 from syncline.sync.notify import clients, notify
 from syncline.sync.options import PublisherOptions
 from syncline.sync.ownership import Ownership
@@ -54,6 +58,8 @@ class Publisher:
         trace: collects what ran when; see `syncline.Trace`.
         live: a live path (`syncline.channels`) to engines that are there: every version that `publish`
             commits goes straight to them, too; see `PublishReport.delivery`.
+        transport: in place of `live`: `auto` chooses how versions reach the engines of `topology` and opens
+            it; or a transport's name, or a decision of `syncline.choose`. See `decision`, `wait` and `close`.
         options: the fields of `PublisherOptions`.
 
     Cost: one copy of the weights in host memory (see `snapshot_dir`), and where they are in GPU memory
@@ -79,6 +85,8 @@ class Publisher:
         observe: Observe | None = None,
         trace: Trace | None = None,
         live: Outlet | None = None,
+        transport: Literal["auto"] | Updater | Decision | None = None,
+        topology: Topology | None = None,
         **options: Any,
     ) -> None:
         check_kind("store", store, Store)
@@ -87,17 +95,58 @@ class Publisher:
         self._told = clients(self.options.notify, self.options.notify_token_env)
         if self.options.layout == "slime":
             check_slime_run(store)
-        self._store = store
+        self._store = MeteredStore(store)
         self._observe = observe if observe is not None else ignore
         self._trace = trace
         self._snapshot: Base | None = None
         self._files: Mapping[str, bytes] = {}
-        self._owner = Ownership(store, self._observe)
+        self._owner = Ownership(self._store, self._observe)
         self._deltas = 0
         self._density = _FIRST_DENSITY
         self._kept: Kept | None = None
+        self._meeting: Meeting | None = None
         if base is not None:
             self._start_from(CheckpointSource(base))
+        if transport is not None:
+            if live is not None:
+                raise ConfigError("transport: expected it or `live`, not both")
+            self._meeting = meet(transport, topology, self._store, self._owner.head, self.options)
+            chosen = self._meeting.decision
+            self.options = self.options.chosen(chosen.chosen.kind, chosen.link_bytes_per_s)
+            if self._meeting.outlet is not None:
+                self._live = self._courier(self._meeting.outlet, observe)
+
+    @property
+    def decision(self) -> Decision | None:
+        """What was chosen, and why; None where nothing was to be chosen."""
+        return None if self._meeting is None else self._meeting.decision
+
+    def wait(self, timeout_s: float) -> None:
+        """Return when all engines of the topology have joined; at once if they pull from the store.
+
+        Raises:
+            TransportTimeoutError: they have not; names those that have.
+            ConfigError: nothing was chosen: wait on the outlet that was passed as `live`.
+        """
+        if self._meeting is None:
+            raise ConfigError("wait: expected a transport; wait on the outlet of `live` itself")
+        self._meeting.wait(timeout_s)
+
+    def close(self) -> None:
+        """Let the engines on a chosen live path go; harmless where there is none, or again."""
+        if self._meeting is not None:
+            self._live = None
+            self._meeting.close()
+
+    @property
+    def _sends_full(self) -> bool:
+        """Whether it was chosen that every version in the store is a full one."""
+        decision = self.decision
+        return (
+            decision is not None
+            and decision.transport == "store"
+            and decision.chosen.kind == "full"
+        )
 
     @property
     def version(self) -> int | None:
@@ -125,6 +174,7 @@ class Publisher:
         Cost: reads the weights and the snapshot once. Collective: no.
         """
         phases = Phases(self._trace)
+        before_bytes = self._store.wire_bytes
         source = as_source(weights)
         with phases("recover"):
             snapshot = self._recovered(source)
@@ -134,12 +184,15 @@ class Publisher:
             with phases("read"):
                 self._files = snapshot.fill(source)
             report = self._commit_full(snapshot, snapshot.table(), phases)
-        elif full:
+        elif full or self._sends_full:
             table = snapshot.refresh(source, phases)
             report = self._commit_full(snapshot, table, phases)
         else:
             report = self._commit_delta(snapshot, source, phases)
-        report = self._delivered(report, snapshot, phases)
+        sent_bytes = self._store.wire_bytes - before_bytes
+        model_bytes, seconds = report.full_bytes, phases.seconds()
+        moved = Moved.of("store", report.kind, 1, sent_bytes, model_bytes, seconds)
+        report = self._delivered(replace(report, moved=moved), snapshot, phases)
         if self._is_anchor_due():
             anchor = self._commit_full(snapshot, snapshot.table(), phases)
             self._delivered(anchor, snapshot, phases)

@@ -15,12 +15,14 @@ from syncline.sync.followed import number_of
 from syncline.sync.history import History
 from syncline.sync.layout import AUTO, CHOICES, foreign_layout, lacks
 from syncline.sync.live import Taker
+from syncline.sync.meeting import Doorway
+from syncline.sync.metered import MeteredStore
 from syncline.sync.phases import Phases
 from syncline.sync.pull import Pull
 from syncline.sync.reports import AppliedVersion
 from syncline.trace import Trace
-from syncline.types import Step
-from syncline.version import HeldVersion
+from syncline.types import Step, check_seconds
+from syncline.version import HeldVersion, Kind
 
 Verify = Literal["changed", "full"]
 
@@ -41,6 +43,8 @@ class Receiver:
         trace: collects what ran when; see `syncline.Trace`.
         layout: `syncline`, the name of a foreign layout (`syncline.interchange.NAMES`), or `auto`: what
             lies in the store.
+        transport: `auto`: go by what the run's publisher chose, as the store says: join its live path, or
+            pull. None: pull, or take from the inlet.
 
     Example:
         >>> import numpy as np, syncline
@@ -62,6 +66,7 @@ class Receiver:
         observe: Observe | None = None,
         trace: Trace | None = None,
         layout: str = AUTO,
+        transport: Literal["auto"] | None = None,
     ) -> None:
         if layout not in CHOICES:
             raise ConfigError(f"layout: expected one of {', '.join(CHOICES)}, found {layout!r}")
@@ -72,6 +77,11 @@ class Receiver:
         if not isinstance(store, Inlet):
             check_kind("store", store, Store)
             self._store = store
+        if transport is not None and (transport != "auto" or isinstance(store, Inlet)):
+            raise ConfigError(
+                f"transport: expected 'auto' beside a store, or None, found {transport!r}"
+            )
+        self._doorway = None if transport is None or isinstance(store, Inlet) else Doorway(store)
         self._engine = engine
         self._verify = verify
         self._observe = observe if observe is not None else ignore
@@ -104,15 +114,17 @@ class Receiver:
         After any of them but the last the engine holds the last version it committed, which may be
         one on the way.
         """
-        if self._inlet is not None:
-            return self._taken(self._inlet, version, repair=repair)
+        inlet = self._inlet if self._doorway is None else self._doorway.inlet()
+        if inlet is not None:
+            return self._taken(inlet, version, repair=repair)
         follower = self._foreign()
         if follower is not None:
             return follower.sync(version, repair=repair)
         phases = Phases(self._trace)
+        store = MeteredStore(self._store, phases)
         with phases("plan"):
             at = None if repair else self._engine.held()
-            history = History.open(self._store, at)
+            history = History.open(store, at)
             self._layout = interchange.SYNCLINE
             target = history.target(number_of(version))
         with phases("verify"):
@@ -121,7 +133,7 @@ class Receiver:
             path = history.path(held, target)
         total_bytes = sum(at.manifest.payload_bytes for at in path)
         self._observe(Step("pull.planned", 0, total_bytes))
-        pull = Pull(self._store, self._engine, phases, self._observe, total_bytes)
+        pull = Pull(store, self._engine, phases, self._observe, total_bytes)
         for step in path:
             pull.step(held, step)
             held = step
@@ -129,6 +141,8 @@ class Receiver:
         if self._verify == "full":
             with phases("verify"):
                 verify_engine(self._engine, target.manifest)
+        kind: Kind = "full" if any(at.manifest.kind == "full" for at in path) else "delta"
+        seconds = phases.seconds()
         return AppliedVersion(
             run_id=history.head.run_id,
             version=target.version,
@@ -137,12 +151,16 @@ class Receiver:
             applied=tuple(pull.applied),
             changed=pull.changed,
             payload_bytes=pull.done_bytes,
-            seconds=phases.seconds(),
+            seconds=seconds,
+            moved=Moved.of(
+                "store", kind, 1, store.wire_bytes, target.manifest.model_bytes, seconds
+            ),
         )
 
     def wait(self, timeout_s: float, *, poll_s: float = 1.0) -> None:
         """Wait until the store has a version to sync to: for an engine that starts before its trainer.
 
+        With a `transport`, a publisher that waits on a live path will do, too: `sync` waits for the version.
         A store that cannot be read yet, or holds the beginning of a foreign version, is looked at again.
 
         Args:
@@ -155,8 +173,11 @@ class Receiver:
         """
         if self._inlet is not None:
             raise ConfigError("wait: expected a store, found a live path; its sync waits by itself")
-        end = time.monotonic() + timeout_s
+        end = time.monotonic() + check_seconds("timeout_s", timeout_s)
+        check_seconds("poll_s", poll_s)
         while True:
+            if self._doorway is not None and self._doorway.inlet() is not None:
+                return
             found = lacks(self._store, self._layout)
             left_s = end - time.monotonic()
             if found is None:
@@ -167,6 +188,11 @@ class Receiver:
                     "publisher, check the path, or wait longer"
                 )
             time.sleep(min(poll_s, left_s))
+
+    def close(self) -> None:
+        """Leave a live path that was joined by itself; harmless where there is none, or again."""
+        if self._doorway is not None:
+            self._doorway.close()
 
     def _taken(self, inlet: Inlet, version: int | str | None, *, repair: bool) -> AppliedVersion:
         if version is not None:
@@ -186,11 +212,11 @@ class Receiver:
             fingerprint=at.manifest.fingerprint.hex(),
             applied=() if kind is None else (at.version,),
             changed=taker.changed,
-            payload_bytes=taker.wire_bytes,
+            payload_bytes=taker.payload_bytes,
             seconds=seconds,
             moved=None
             if kind is None
-            else Moved.of("live", kind, 1, taker.wire_bytes, model_bytes, seconds),
+            else Moved.of(inlet.name, kind, 1, taker.wire_bytes, model_bytes, seconds),
         )
 
     def _foreign(self) -> Follower | None:

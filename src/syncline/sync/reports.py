@@ -35,7 +35,7 @@ class Delivery:
         version: number of the version.
         committed: engines that hold it now, by name.
         missed: engines that do not, by name, and why.
-        moved: bytes and seconds.
+        moved: bytes and seconds, of the trainer's side and the path alone.
     """
 
     transport: str
@@ -72,6 +72,8 @@ class PublishReport:
         anchor: number of the full version that was published right after, with the same weights.
         notices: what became of telling each deployment in `notify`.
         delivery: what became of the version on the publisher's live path; None without one.
+        moved: bytes and seconds of bringing it into the store, without an anchor behind it, and without
+            the live path, whose own are in `delivery`.
         seconds: by phase (`diff`, `encode`, `put`, `commit`, ...), and `total`.
     """
 
@@ -86,6 +88,7 @@ class PublishReport:
     anchor: int | None = None
     notices: tuple[Notice, ...] = ()
     delivery: Delivery | None = None
+    moved: Moved | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -113,7 +116,7 @@ class AppliedVersion:
             its files from others under that name.
         identity: what the publisher of a foreign layout calls the version; None in a run of our own.
         missing: guarantees that the layout, or the directory, did not give; short sentences.
-        moved: bytes and seconds of a version that came over a live path; None from a store.
+        moved: bytes and seconds, whatever the transport; None if nothing had to be moved on a live path.
     """
 
     run_id: str

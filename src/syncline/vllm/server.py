@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from syncline.abc import Store
 from syncline.errors import OutcomeUnknownError, SynclineError, TornUpdateError
 from syncline.sync.layout import own_history
+from syncline.sync.named import is_named
 from syncline.version import HeldVersion
 from syncline.vllm.commit import CommitOptions, Committed, bring
 from syncline.vllm.control import Control
-
-_PROBE_TIMEOUT_S = 10.0
 
 
 class VllmServer:
@@ -63,12 +62,7 @@ class VllmServer:
 
     def is_serving(self) -> bool:
         """Tell whether the vLLM answers, and still names the version that it was brought to."""
-        if self._held is None:
-            return False
-        try:
-            return self._control.label(_PROBE_TIMEOUT_S) == str(self._held.version)
-        except SynclineError:
-            return False
+        return is_named(self._control, self._held)
 
     def figures(self) -> Mapping[str, float]:
         """Return what the last commit took, by name of the metric."""

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from syncline.channels import SharedMemoryInlet, SharedMemoryOutlet, shared_memory
@@ -237,7 +238,7 @@ def test_buffers_that_could_be_shrunk_are_refused(path, monkeypatch):
         os.ftruncate(fd, nbytes)
         return fd
 
-    monkeypatch.setattr(shared_memory, "_anonymous_file", unsealed)
+    monkeypatch.setattr(shared_memory, "anonymous_file", unsealed)
     with closing(SharedMemoryOutlet(str(path))) as outlet:
         inlet = SharedMemoryInlet(str(path), name="a", timeout_s=WAIT_S)
         inlet.channel()
@@ -249,3 +250,27 @@ def test_buffers_that_could_be_shrunk_are_refused(path, monkeypatch):
             with pytest.raises(FormatError, match="nobody can shrink"):
                 taking.result(WAIT_S)
         inlet.close()
+
+
+def test_the_same_buffers_serve_the_same_members_again(path, monkeypatch):
+    """Nobody noted for whom they were made, so every round made new ones."""
+    made = []
+    plain = SharedMemoryOutlet._allocated
+    monkeypatch.setattr(
+        SharedMemoryOutlet, "_allocated", lambda self, n: made.append(n) or plain(self, n)
+    )
+    outlet, inlet = SharedMemoryOutlet(str(path)), SharedMemoryInlet(str(path), timeout_s=20.0)
+    try:
+        inlet.channel()
+        outlet.wait(1, 20.0)
+        for byte in range(4):
+            with ThreadPoolExecutor() as pool:
+                found = pool.submit(lambda: [bytes(each) for each in inlet.buckets([5] * 3)])
+                with outlet.round(list(outlet.members()), [5] * 3, 20.0) as send:
+                    for _ in range(3):
+                        send([(0, np.full(5, byte, np.uint8))])
+                assert found.result(20.0) == [bytes([byte] * 5)] * 3
+    finally:
+        inlet.close()
+        outlet.close()
+    assert len(made) == 1

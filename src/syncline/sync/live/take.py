@@ -54,7 +54,8 @@ class Taker:
 
     Attributes:
         kind: what came: `full`, `delta`, or None if the engine held the version already.
-        changed: units that were overwritten; `wire_bytes`: bytes of the buckets.
+        changed: units that were overwritten; `payload_bytes`: of the buckets; `wire_bytes`: of these,
+            and of manifests and files.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Taker:
         self._is_decided = False
         self.kind: Kind | None = None
         self.changed = 0
-        self.wire_bytes = 0
+        self.payload_bytes = self.wire_bytes = 0
 
     def take(self, *, repair: bool) -> HeldVersion:
         """Wait for the next version that the trainer delivers, and return it when the engine holds it.
@@ -96,7 +97,7 @@ class Taker:
                 held = self._attempt(offer, repair=repair)
                 if held is not None:
                     return held
-        except PeerLostError:
+        except (PeerLostError, KeyboardInterrupt, SystemExit):
             self._inlet.close()  # gives the trainer's memory back; the next call joins again
             raise
 
@@ -127,6 +128,7 @@ class Taker:
 
     def _take(self, offer: Message, *, repair: bool) -> HeldVersion:
         self._generation = offer.generation
+        self.wire_bytes += sum(map(len, offer.blobs))
         self._is_decided = False
         at = _offered(offer)
         held = None if repair else self._engine.held()
@@ -175,6 +177,7 @@ class Taker:
         cargo = cargo_format.load(load.blobs[0]) if load.blobs else None
         if cargo is None:
             raise FormatError("the trainer's load says nothing of its buckets")
+        self.wire_bytes += sum(map(len, load.blobs))
         _check_cargo(cargo, at, self._generation, "full" if base is None else "delta")
         files = _files(load)
         metas = self._engine.tensors()
@@ -239,8 +242,9 @@ class Taker:
         self.changed += changed
 
     def _arrived(self, nbytes: int) -> None:
+        self.payload_bytes += nbytes
         self.wire_bytes += nbytes
-        self._observe(Step("take.bucket", self.wire_bytes))
+        self._observe(Step("take.bucket", self.payload_bytes))
 
     def _committing(self, items: Iterable[T]) -> Iterator[T]:
         """Pass everything on; at the end, when all is proved, vote, and wait for what all others say."""
