@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -361,11 +360,14 @@ def test_fault_3_a_request_that_fails_ends_the_update(run, closing):
         fleet.server.p2p([host.first.dump()], {"w0": here}, timeout_s=30, request=request)
     unharmed(run, fleet)
 
+    end = threading.Event()
+
     def hangs():
-        time.sleep(600)
+        end.wait(60)
 
     with pytest.raises(TransportTimeoutError, match="w0"):
         fleet.server.p2p([host.first.dump()], {"w0": here}, timeout_s=0.5, request=hangs)
+    end.set()
     done = []
     fleet.start()
     fleet.server.p2p(
