@@ -37,7 +37,8 @@ class Receiver:
         engine: what serves the weights; see `syncline.abc.Engine`.
         verify: `changed` proves each changed tensor's fingerprint from the bits that stood in the engine
             and the bits that replace them, before the first one is written, and reads the changed
-            places back afterwards: O(changes). `full` also reads every tensor again after `sync`.
+            places back afterwards: O(changes), and blind to what somebody else wrote elsewhere. `full` also
+            reads every tensor again after `sync`.
         observe: told of every step in `syncline.sync.pull.STEPS` and the bytes done, for progress bars;
             steps of fetching come from another thread.
         trace: collects what ran when; see `syncline.Trace`.
