@@ -165,7 +165,7 @@ def test_nothing_else_than_what_was_asked_for_is_opened():
         Publisher(
             store, transport="shared-memory", topology=Topology(colocated=True), live_kind="delta"
         )
-    with pytest.raises(ConfigError, match=r"syncline\.hosts\.join"):
+    with pytest.raises(ConfigError, match=r"syncline\.hosts\.enter"):
         Publisher(store, transport="auto", topology=Topology(joining=1, holders=1))
     with pytest.raises(ConfigError, match="expected a topology beside it"):
         Publisher(store, transport="auto")

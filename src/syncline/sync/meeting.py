@@ -157,7 +157,7 @@ def _opened(
     if decision.transport == "peers":
         raise ConfigError(
             "transport: engines that join a running fleet take the version from peers, with "
-            "syncline.hosts.join; nothing is published for them: leave `joining` out of the topology"
+            "syncline.hosts.enter or join; nothing is published for them: leave `joining` out of the topology"
         )
     if decision.transport == "shared-memory":
         return SharedMemoryOutlet(_socket(head) if address is None else address)
