@@ -255,6 +255,19 @@ def test_quantised_layers_are_loaded_whole_and_counted(
     scene.check(2)
 
 
+def test_layers_packed_for_a_cpu_are_refused_before_anything_is_written(
+    scene: Scene, rng: np.random.Generator
+) -> None:
+    scene.follower.sync()
+    scene.fake.models[1].scale.use_intel_amx_backend = True
+    before = scene.fake.checksum()
+    scene.train(rng)
+    with pytest.raises(CommitError, match="rank 1 of 2: LayoutError: layer 'scale' is packed"):
+        scene.follower.sync()
+    assert scene.fake.checksum() == before
+    assert scene.fake.label == "1" and not scene.fake.is_paused
+
+
 def test_a_rank_that_gives_no_answer_is_not_believed(
     scene: Scene, rng: np.random.Generator
 ) -> None:
