@@ -14,12 +14,16 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from urllib.parse import urlencode
 
 import syncline
+from syncline.gate import publish_scores
 from syncline.hotload.client import PATH
+from syncline.scorers import TorchScorer
+from syncline.types import Probe
 
 ROOT = Path(__file__).resolve().parents[1]
 START_S = 240
@@ -214,10 +218,11 @@ class Trainer:
         self.model, self.store = model, store
         self.weights = load_file(model / "model.safetensors")
         self.versions: dict[int, dict] = {}
+        self.digests: dict[int, str] = {}
         self._publisher = syncline.Publisher(syncline.open_store(store), base=model)
         self._reference = AutoModelForCausalLM.from_pretrained(model).eval()
         self._reference.generation_config.eos_token_id = None  # as vLLM is told to ignore it
-        self._note(self._publisher.publish(self.weights).version)
+        self._publish(self.weights)
 
     def step(self, seed: int, share: float = 0.05) -> int:
         """Change some of every tensor, publish that, and return the number of the version."""
@@ -227,7 +232,22 @@ class Trainer:
         for tensor in self.weights.values():
             chosen = torch.rand(tensor.shape, generator=generator) < share
             tensor[chosen] += torch.randn(tensor.shape, generator=generator)[chosen] * 0.3
-        return self._note(self._publisher.publish(self.weights).version)
+        return self._publish(self.weights)
+
+    def broken(self, change: Callable[[dict], None]) -> int:
+        """Publish weights that got broken on the way, so that they are not what the trainer scores with."""
+        weights = {name: tensor.clone() for name, tensor in self.weights.items()}
+        change(weights)
+        return self._publish(weights)
+
+    def score(self, version: int, probes: Sequence[Probe]) -> None:
+        """Publish what the trainer's own weights, as they are now, make of the probes."""
+        store = syncline.open_store(self.store)
+        publish_scores(store, version, self.digests[version], self.scorer(), probes)
+
+    def scorer(self) -> TorchScorer:
+        self._reference.load_state_dict(self.weights)
+        return TorchScorer(self._reference)
 
     def tokens(self, version: int, ids: list[int], count: int) -> list[int]:
         """Return what transformers generates, greedily."""
@@ -251,9 +271,11 @@ class Trainer:
         with torch.no_grad():
             return self._reference(torch.tensor([ids])).logits[0].argmax(-1).tolist()
 
-    def _note(self, version: int) -> int:
-        self.versions[version] = {name: tensor.clone() for name, tensor in self.weights.items()}
-        return version
+    def _publish(self, weights: dict) -> int:
+        report = self._publisher.publish(weights)
+        self.versions[report.version] = {name: tensor.clone() for name, tensor in weights.items()}
+        self.digests[report.version] = report.manifest_sha256
+        return report.version
 
 
 def write_model(target: Path, seed: int = 0, *, hidden_size: int = 64, layers: int = 2) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from typing import Any
 
 from syncline.errors import LayoutError
@@ -23,6 +24,10 @@ class TestedWorker(SynclineWorker):
         fresh = fresh_model(self.vllm_config, path)
         live = self.model_runner.get_model()
         return [*different_tensors(live, fresh), *different_layers(live, fresh)]
+
+    def tested_hashes(self) -> dict[str, str]:
+        """Return a hash of every parameter and buffer, and of what every packed layer computes."""
+        return hashes(self.model_runner.get_model())
 
     def tested_shares(self) -> list[str]:
         """Return the fingerprint of what this worker holds, as kept in step and as read anew."""
@@ -45,10 +50,13 @@ class TestedWorker(SynclineWorker):
 
     def tested_placement(self) -> dict[str, Any]:
         """Return what was learned here, in plain values."""
-        learned = session_of(self).weights._live.learned
+        weights = session_of(self).weights
+        placement, permuted = weights._forms._placement, weights._live.permuted
+        learned = placement.learned
         return {
             "unmapped": dict(learned.unmapped),
             "absent": list(learned.absent),
+            "packed": [*permuted, *(local for local, _ in placement.packed)],
             "tensors": {
                 t.name: [t.dtype, list(t.shape), t.padding] for t in learned.placement.tensors
             },
@@ -94,23 +102,38 @@ def different_tensors(live: Any, fresh: Any) -> list[str]:
 
 def different_layers(live: Any, fresh: Any) -> list[str]:
     """Names of layers that compute something else of the unit matrix."""
+    others = dict(fresh.named_modules())
+    return [
+        f"{name} computes"
+        for name, layer in packed_layers(live)
+        if bits(computed(layer)) != bits(computed(others[name]))
+    ]
+
+
+def packed_layers(model: Any) -> list[tuple[str, Any]]:
+    return [(name, layer) for name, layer in model.named_modules() if hasattr(layer, "cpu_linear")]
+
+
+def computed(layer: Any) -> Any:
+    """What a layer makes of the unit matrix: each element of its weight."""
     import torch
 
-    others = dict(fresh.named_modules())
-    found = []
-    for name, layer in live.named_modules():
-        if not hasattr(layer, "cpu_linear"):
-            continue
-        width = getattr(layer, "embedding_dim", None)
-        if width is None:
-            width = getattr(layer, "input_size_per_partition", layer.input_size)
-        with torch.inference_mode():
-            ask = torch.eye(width, dtype=layer.weight.dtype)
-            one = layer.cpu_linear(ask, layer.weight, None)
-            other = others[name].cpu_linear(ask, others[name].weight, None)
-        if bits(one) != bits(other):
-            found.append(f"{name} computes")
-    return found
+    width = getattr(layer, "embedding_dim", None)
+    if width is None:
+        width = getattr(layer, "input_size_per_partition", layer.input_size)
+    with torch.inference_mode():
+        return layer.cpu_linear(torch.eye(width, dtype=layer.weight.dtype), layer.weight, None)
+
+
+def hashes(model: Any) -> dict[str, str]:
+    found = {name: digest(tensor) for name, tensor in tensors_of(model).items()}
+    return found | {
+        f"{name} computes": digest(computed(layer)) for name, layer in packed_layers(model)
+    }
+
+
+def digest(tensor: Any) -> str:
+    return hashlib.sha256(bits(tensor)).hexdigest()
 
 
 def tensors_of(model: Any) -> dict[str, Any]:

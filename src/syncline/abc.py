@@ -187,11 +187,15 @@ class Channel(ABC):
     """A live path between two sides, for messages of opaque bytes in order."""
 
     @abstractmethod
-    def send(self, message: Buffer) -> None:
+    def send(self, message: Buffer, *, timeout_s: float | None = None) -> None:
         """Hand one message over; the caller may reuse the memory when this returns.
+
+        Args:
+            timeout_s: the longest wait for a side that takes nothing; None: what the channel was made with.
 
         Raises:
             PeerLostError: the other side has closed.
+            TransportTimeoutError: it took nothing for so long that it must be stuck; the channel is dead.
         """
 
     @abstractmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 
 import pytest
@@ -27,12 +28,12 @@ def unchanged(server, trainer, follow):
     assert json.loads(server.get("/is_paused")[1]) == {"is_paused": False}
 
 
-def native_update(server, store, version):
+def native_update(server, store, version, **more):
     """Update through vLLM's own routes; return what the last one that was asked answered."""
     asked = (
         ("/init_weight_transfer_engine", {"init_info": {"store": str(store)}}),
         ("/start_weight_update", None),
-        ("/update_weights", {"update_info": {"version": version}}),
+        ("/update_weights", {"update_info": {"version": version, **more}}),
         ("/finish_weight_update", {"weight_version": str(version)}),
     )
     for path, body in asked:
@@ -40,6 +41,17 @@ def native_update(server, store, version):
         if status != 200:
             return status, text
     return status, text
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_failure_between_two_writes_on_one_worker_restores_both(
+    server, trainer, follow, unchanged, rank
+):
+    version = trainer.step(10 + rank)
+    server.rpc("faulty_arm", str(rank), "between")
+    with pytest.raises(CommitError, match=f"worker {rank} of 2: MemoryError: injected between"):
+        follow(version)
+    assert f"worker {rank} of 2: MemoryError: injected between" in server.log.read_text()
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -100,11 +112,13 @@ def test_a_store_that_is_gone(server, trainer, follow, unchanged):
 def test_a_run_that_is_not_this_models(server, trainer, follow, unchanged, tmp_path, change, words):
     publisher = syncline.Publisher(syncline.open_store(tmp_path / "other"))
     publisher.publish(change(trainer.weights))
+    repair = words != "the engine follows run"
     with pytest.raises(CommitError, match=words):
-        follow(1, store=tmp_path / "other", repair=words != "the engine follows run")
-    status, text = native_update(server, tmp_path / "other", 1)
+        follow(1, store=tmp_path / "other", repair=repair)
+    assert re.search(words, server.log.read_text())
+    status, text = native_update(server, tmp_path / "other", 1, repair=repair)
     assert status == 500
-    assert "the engine follows run" in text
+    assert re.search(words, json.loads(text)["error"]["message"])
 
 
 def test_a_damaged_part_is_refused_before_the_pause(server, trainer, follow, unchanged):

@@ -38,6 +38,7 @@ Backend = Literal["gloo", "nccl"]
 
 _BUFFERS = 2
 _ROOT = 0
+_WHERE = "the trainer's group"
 _KEYS = ("backend", "host", "port", "prefix", "rank", "size", "timeout_ms")
 
 
@@ -226,9 +227,12 @@ class CollectiveInlet(Inlet):
 
     def buckets(self, sizes: Sequence[int]) -> Generator[Bits | DeviceBits, None, None]:
         """Take part in a round; see `Inlet.buckets`."""
+        if self._channel is None:
+            raise ConfigError("open: call channel first")
+        form = hear_form(self._channel, self.timeout_s, _WHERE)  # called off, the group stays
         is_whole = False
         try:
-            self._open(sizes)
+            self._open(self._channel, form, sizes)
             for _ in sizes:
                 yield self._receive()
                 self._release()
@@ -237,23 +241,21 @@ class CollectiveInlet(Inlet):
             if not is_whole:
                 self._leave()
 
-    def _open(self, sizes: Sequence[int]) -> None:
+    def _open(
+        self, channel: SocketChannel, fields: strict_json.Fields, sizes: Sequence[int]
+    ) -> None:
         """Take part in a round."""
-        if self._channel is None:
-            raise ConfigError("open: call channel first")
-        where = "the trainer's group"
-        fields = hear_form(self._channel, self.timeout_s, where)
         if fields["form"] is not None:
-            self._form(strict_json.Fields(fields["form"], where, _KEYS))
+            self._form(strict_json.Fields(fields["form"], _WHERE, _KEYS))
         if self._groups is None or self._group is None:
-            raise FormatError(f"{where}: it was never formed")
+            raise FormatError(f"{_WHERE}: it was never formed")
         longest = max(sizes, default=1)
         if not self._slots or len(self._slots[0]) < longest:
             self._slots = [self._groups.buffer(longest) for _ in range(_BUFFERS)]
         self._sizes = deque(sizes)
         self._coming.clear()
         self._slot = 0
-        self._channel.send(strict_json.dump({"opened": fields.integer("round")}))
+        channel.send(strict_json.dump({"opened": fields.integer("round")}))
         for _ in range(_BUFFERS):
             self._ask()
 

@@ -33,7 +33,7 @@ class MemoryChannel(Channel):
         there, back = _Queue(), _Queue()
         return cls(back, there), cls(there, back)
 
-    def send(self, message: Buffer) -> None:
+    def send(self, message: Buffer, *, timeout_s: float | None = None) -> None:
         """Hand one message over; see `Channel.send`. Cost: one copy; never waits.
 
         Raises:

@@ -44,6 +44,7 @@ from syncline.version import Kind
 _BUFFERS = 2
 _NUMBER = struct.Struct("<q")
 _READY = -1
+_WHERE = "the trainer's buffers"
 _HOST_FDS = 2
 _PAGE_BYTES = mmap.PAGESIZE
 
@@ -154,7 +155,9 @@ class SharedMemoryOutlet(RoundOutlet):
             self._form(here, longest)
         else:
             for name, channel in here.items():
-                channel.send(strict_json.dump({"form": None, "round": self._round}))
+                channel.send(
+                    strict_json.dump({"form": None, "round": self._round}), timeout_s=timeout_s
+                )
                 self._released[name] = 0
         self._sent = 0
         deadline_s = time.monotonic() + timeout_s
@@ -276,9 +279,12 @@ class SharedMemoryInlet(Inlet):
 
     def buckets(self, sizes: Sequence[int]) -> Generator[Bits | DeviceBits, None, None]:
         """Take part in a round; see `Inlet.buckets`."""
+        if self._channel is None:
+            raise ConfigError("open: call channel first")
+        form = hear_form(self._channel, self.timeout_s, _WHERE)  # called off, the buffers stay
         is_whole = False
         try:
-            self._open(sizes)
+            self._open(self._channel, form, sizes)
             for _ in sizes:
                 yield self._receive()
                 self._release()
@@ -287,24 +293,22 @@ class SharedMemoryInlet(Inlet):
             if not is_whole:
                 self._free()
 
-    def _open(self, sizes: Sequence[int]) -> None:
+    def _open(
+        self, channel: SocketChannel, fields: strict_json.Fields, sizes: Sequence[int]
+    ) -> None:
         """Take part in a round."""
-        if self._channel is None:
-            raise ConfigError("open: call channel first")
-        where = "the trainer's buffers"
-        fields = hear_form(self._channel, self.timeout_s, where)
-        fds = self._channel.take_fds()
+        fds = channel.take_fds()
         try:
             if fields["form"] is not None:
-                self._form(fields["form"], where, fds)
+                self._form(fields["form"], _WHERE, fds)
         finally:
             for fd in fds:
                 os.close(fd)
         if self._bell is None or self._view is None:
-            raise FormatError(f"{where}: they were never handed over")
+            raise FormatError(f"{_WHERE}: they were never handed over")
         self._sizes, self._at = tuple(sizes), 0
         if max(sizes, default=0) > self._view.bucket_bytes:
-            raise FormatError(f"{where} have {self._view.bucket_bytes} bytes, a bucket has more")
+            raise FormatError(f"{_WHERE} have {self._view.bucket_bytes} bytes, a bucket has more")
         self._ring(_READY)
 
     def _receive(self) -> Bits | DeviceBits:

@@ -81,7 +81,9 @@ class SocketChannel(Channel):
         """Whether this side has closed."""
         return self._is_closed
 
-    def send(self, message: Buffer, fds: Sequence[int] = ()) -> None:
+    def send(
+        self, message: Buffer, fds: Sequence[int] = (), *, timeout_s: float | None = None
+    ) -> None:
         """Hand one message over; see `Channel.send`. Cost: one copy into the kernel.
 
         Args:
@@ -98,9 +100,10 @@ class SocketChannel(Channel):
             raise PeerLostError(f"{self.peer} is gone: {self._end}")
         view = memoryview(message).cast("B")
         head = view.nbytes.to_bytes(_LENGTH_BYTES, "little")
+        wait_s = self.timeout_s if timeout_s is None else timeout_s
         with self._sending:
-            self._send_all(memoryview(head), fds)
-            self._send_all(view)
+            self._send_all(memoryview(head), wait_s, fds)
+            self._send_all(view, wait_s)
 
     def receive(self, timeout_s: float) -> bytes:
         """Return the next message; see `Channel.receive`. Files that came along wait in `take_fds`."""
@@ -143,8 +146,8 @@ class SocketChannel(Channel):
             self._ended("this side broke the channel off")
             self._free()
 
-    def _send_all(self, view: memoryview, fds: Sequence[int] = ()) -> None:
-        deadline_s = time.monotonic() + self.timeout_s
+    def _send_all(self, view: memoryview, wait_s: float, fds: Sequence[int] = ()) -> None:
+        deadline_s = time.monotonic() + wait_s
         while view.nbytes or fds:
             try:
                 sent = (
@@ -153,23 +156,21 @@ class SocketChannel(Channel):
                     else self._socket.send(view)
                 )
             except BlockingIOError:
-                self._wait_for_room(deadline_s)
+                self._wait_for_room(deadline_s, wait_s)
             except OSError as error:
                 reason = error.strerror if self._end is None else self._end
                 raise PeerLostError(f"{self.peer} is gone: {reason}") from error
             else:
                 view, fds = view[sent:], ()
 
-    def _wait_for_room(self, deadline_s: float) -> None:
+    def _wait_for_room(self, deadline_s: float, wait_s: float) -> None:
         left_s = deadline_s - time.monotonic()
         poll = select.poll()
         poll.register(self._socket, select.POLLOUT)
         if left_s <= 0 or not poll.poll(1000 * left_s):
             # Half a frame may be out, so nothing sensible can follow it.
             self.abort()
-            raise TransportTimeoutError(
-                f"{self.peer} took nothing for {self.timeout_s} s; it is stuck"
-            )
+            raise TransportTimeoutError(f"{self.peer} took nothing for {wait_s} s; it is stuck")
 
     def _read(self) -> None:
         reason = "it closed the connection"
@@ -200,9 +201,10 @@ class SocketChannel(Channel):
         """Give the socket back, once this side has closed and nobody reads from it any more."""
         if self._is_reading or not self._is_closed:
             return
-        for fd in (*self._arriving_fds, *(fd for _, fds in self._messages for fd in fds)):
+        waiting = (fd for _, fds in self._messages for fd in fds)
+        for fd in (*self._fds, *self._arriving_fds, *waiting):
             os.close(fd)
-        self._arriving_fds = []
+        self._fds, self._arriving_fds = [], []
         self._messages = deque((message, []) for message, _ in self._messages)
         self._socket.close()
 

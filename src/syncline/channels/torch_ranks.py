@@ -50,7 +50,7 @@ class TorchChannel(Channel):
         self._pending: deque[tuple[str, Any, Any]] = deque()
         self._is_closed = self._has_peer_closed = False
 
-    def send(self, message: Buffer) -> None:
+    def send(self, message: Buffer, *, timeout_s: float | None = None) -> None:
         """Hand one message over; see `Channel.send`. Cost: one copy; does not wait for the other side.
 
         Raises:

@@ -53,6 +53,11 @@ _OBJECT = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)")
     help="With DIR: change the files, or build the next directory beside it and flip a link.",
 )
 @click.option("--adopt", is_flag=True, help="With DIR: take over a checkpoint of somebody else's.")
+@click.option(
+    "--repair",
+    is_flag=True,
+    help="Begin with a full version, and rewrite whatever differs from it.",
+)
 @click.option("--engine", "kind", type=click.Choice(KINDS), help="Follow with a running server.")
 @click.option("--url", metavar="URL", help="With --engine: where that server listens.")
 @click.option(
@@ -99,6 +104,7 @@ def serve(
     poll_s: float,
     mode: Mode,
     adopt: bool,
+    repair: bool,
     kind: str | None,
     url: str | None,
     pause: str | None,
@@ -123,14 +129,15 @@ def serve(
             raise click.UsageError("--engine needs --url")
         secret = None if engine_token_env is None else Token.from_env(engine_token_env)
         gating = None if gate_action is None else Gating(gate_action, gate_every, gate_limits)
-        given = Following(store, url, target, staging, pause, poll_s, secret, gating)
+        given = Following(store, url, target, staging, pause, poll_s, secret, gating, repair)
         replica = replica_of(kind, given)
         served = url
     elif target is None or url is not None or gate_action is not None:
         raise click.UsageError("give DIR or ENGINE, or --engine with --url")
     else:
         engine = _engine(target) if _OBJECT.fullmatch(target) else _directory(target, mode, adopt)
-        replica = Replica(open_store(store), engine, follow_s=poll_s if follow else None)
+        follow_s = poll_s if follow else None
+        replica = Replica(open_store(store), engine, follow_s=follow_s, repair=repair)
         served = target
 
     def ready(url: str) -> None:

@@ -59,6 +59,7 @@ class Following:
         poll_s: how often to look for a new version.
         token: that the server asks for; None: none.
         gating: whether and how every version is scored.
+        repair: begin with a full version, and believe nothing that the server says it holds.
     """
 
     store: str
@@ -69,6 +70,7 @@ class Following:
     poll_s: float
     token: Token | None = None
     gating: Gating | None = None
+    repair: bool = False
 
 
 def replica_of(kind: str, given: Following) -> Replica:
@@ -82,7 +84,13 @@ def replica_of(kind: str, given: Following) -> Replica:
     if given.gating is not None:
         engine = _scored(kind, given, engine, opened, given.gating)
     # The commit resets the caches itself, so that there is nothing left to do when a client asks for it.
-    return Replica(opened, engine, follow_s=given.poll_s, reset_cache=lambda _: None)
+    return Replica(
+        opened,
+        engine,
+        follow_s=given.poll_s,
+        reset_cache=lambda _: None,
+        repair=given.repair,
+    )
 
 
 def _scored(

@@ -36,9 +36,11 @@ from syncline.hosts.sources import Sources, find_sources
 from syncline.hosts.wire import fellow_of
 from syncline.peers.streams import Deadline
 from syncline.plan import Assignment, Plan
+from syncline.sync.accounting import Moved
 from syncline.types import ZERO, Fingerprint
 
 _POLL_S = 0.01
+_LAST_WORD_S = 1.0
 _HEX = re.compile(r"[0-9a-f]{32}")
 
 
@@ -49,6 +51,7 @@ class UpdateReport:
     Attributes:
         version: that all `workers` hold now. seconds: all of it; wanted_bytes: what each worker got.
         buckets: how they staged. lost: hosts and workers that somebody gave up on while reading.
+        moved: bytes from all peers to all workers, and seconds by phase, over all workers; waiting is nobody's.
     """
 
     version: int
@@ -57,6 +60,7 @@ class UpdateReport:
     wanted_bytes: Mapping[str, int]
     buckets: Buckets
     lost: tuple[str, ...]
+    moved: Moved
 
 
 class ParameterServer:
@@ -191,6 +195,7 @@ class ParameterServer:
             wanted,
             staged,
             tuple(sorted(lost)),
+            messages.moved(update.committed.values(), sources.held, roads.read_bytes, seconds),
         )
 
 
@@ -209,7 +214,7 @@ class _Update:
         self._deadline = deadline
         self._request = request
         self._failure: list[Exception] = []
-        self._has_committed = False
+        self._untold: dict[str, Channel] | None = None  # once it is decided
         self.committed: dict[str, Mapping[str, Any]] = {}
 
     def start(self) -> None:
@@ -218,11 +223,20 @@ class _Update:
             threading.Thread(target=self._ask, name="syncline-request", daemon=True).start()
 
     def tell(self, word: str, **fields: Any) -> None:
-        """Say the same to every worker; raise `PeerLostError` that names one that is gone."""
+        """Say the same to every worker.
+
+        Raises:
+            PeerLostError, TransportTimeoutError: one is gone, or takes nothing; names it.
+        """
         for worker, channel in self._workers.items():
             try:
-                messages.say(channel, self.name, word, **fields)
-            except PeerLostError as error:
+                left_s = self._deadline.left_s()
+                messages.say(channel, self.name, word, timeout_s=left_s, **fields)
+            except TimeoutError as error:
+                raise TransportTimeoutError(
+                    f"worker {worker} did not take {word!r} in {self._deadline.timeout_s} s"
+                ) from error
+            except (PeerLostError, ConfigError) as error:
                 raise PeerLostError(f"worker {worker} is gone: {error}") from error
 
     def hear_all(self, word: str) -> dict[str, Mapping[str, Any]]:
@@ -261,13 +275,8 @@ class _Update:
         """
         for worker in self._workers:
             self._hear(worker, "nothing")
-        self._has_committed = True
-        lost: dict[str, str] = {}
-        for worker, channel in self._workers.items():
-            try:
-                messages.say(channel, self.name, "commit")
-            except PeerLostError as error:
-                lost[worker] = str(error)
+        self._untold = dict(self._workers)
+        lost = self._tell_to_commit()
         while waiting := [w for w in self._workers if w not in self.committed and w not in lost]:
             for worker in waiting:
                 try:
@@ -288,12 +297,28 @@ class _Update:
             )
 
     def abort(self, error: BaseException) -> None:
-        """Tell every worker that can hear it to give the update up."""
-        if self._has_committed:
+        """Tell every worker that can hear it to give the update up; once it is decided, to commit it."""
+        if self._untold is not None:
+            self._tell_to_commit()
             return
+        reason = f"{type(error).__name__}: {error}"
         for channel in self._workers.values():
-            with suppress(PeerLostError, ConfigError):
-                messages.say(channel, self.name, "abort", reason=f"{type(error).__name__}: {error}")
+            with suppress(SynclineError):
+                messages.say(channel, self.name, "abort", timeout_s=_LAST_WORD_S, reason=reason)
+
+    def _tell_to_commit(self) -> dict[str, str]:
+        """Let all write that were not told yet; return those that could not be told."""
+        lost = {}
+        while self._untold:
+            worker = next(iter(self._untold))
+            try:
+                messages.say(self._workers[worker], self.name, "commit", timeout_s=_LAST_WORD_S)
+            except SynclineError as error:
+                lost[worker] = str(error)
+            del self._untold[
+                worker
+            ]  # after it was said: an interrupt may have it said twice, never not at all
+        return lost
 
     def _hear(self, worker: str, word: str) -> Mapping[str, Any] | None:
         """Return what a worker says, None if it says nothing yet."""

@@ -73,6 +73,14 @@ def as_scores(
     return scores
 
 
+def no_numbers(probe: Probe, top: int) -> Scores:
+    """Return the scores of a probe of which an engine can only tell that what it computed is no number."""
+    count = len(probe.continuation)
+    values = np.full((count, top), math.nan)
+    tokens = np.tile(np.arange(top, dtype=np.int64), (count, 1))
+    return Scores(np.full(count, math.nan), tokens, values, math.nan)
+
+
 def resumed_logprob(token: int, place: Mapping[int, float], where: str) -> float:
     """Return the log-probability of the only token that an engine was allowed to sample.
 

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from syncline.abc import Scorer
+from syncline.errors import EndpointError
 from syncline.hotload import Token
-from syncline.scorers.answers import as_scores, check_top, refuse, resumed_logprob
+from syncline.scorers.answers import as_scores, check_top, no_numbers, refuse, resumed_logprob
 from syncline.scorers.http import TIMEOUT_S, JsonDoor, logprob, token_id
 from syncline.types import Probe, Scores
 
 ROUTE = "/v1/completions"
 _TOKEN = "token_id:"  # noqa: S105 - a prefix that vLLM writes
+_REFUSED, _NO_NUMBER = 400, "Out of range float values"
 _NAMED = re.compile(_TOKEN + "[0-9]{1,10}")
 
 
@@ -32,6 +34,8 @@ class VllmScorer(Scorer):
 
     The server must allow as many log-probabilities as are asked for (`--max-logprobs`, 20 by default) and a
     length of each probe and one (`--max-model-len`), and must not be paused.
+
+    A vLLM that computes NaN refuses to tell it, since JSON has none: the scores of that probe are NaN then.
     """
 
     def __init__(
@@ -43,7 +47,15 @@ class VllmScorer(Scorer):
     def score(self, probes: Sequence[Probe], top: int) -> list[Scores]:
         """Return the scores of every probe; see `Scorer.score`."""
         check_top(top)
-        return [self._scores(probe, top) for probe in probes]
+        return [self._told(probe, top) for probe in probes]
+
+    def _told(self, probe: Probe, top: int) -> Scores:
+        try:
+            return self._scores(probe, top)
+        except EndpointError as error:
+            if error.status != _REFUSED or _NO_NUMBER not in str(error):
+                raise
+            return no_numbers(probe, top)
 
     def _scores(self, probe: Probe, top: int) -> Scores:
         answer = self._ask(probe.tokens, prompt_logprobs=top)

@@ -48,6 +48,7 @@ class Replica:
         follow_s: look so often whether the store has a new current version, and load that; an ordered
             version stays until then. None: orders alone.
         drain_timeout_s: how long a commit waits for requests that are pinned to other versions.
+        repair: begin with a full version, and believe nothing that the engine says it holds.
 
     A hook that raises leaves the replica unready, serving no known version, until an order succeeds.
 
@@ -72,6 +73,7 @@ class Replica:
         reset_cache: ResetCache | None = None,
         follow_s: float | None = None,
         drain_timeout_s: float = 60.0,
+        repair: bool = False,
     ) -> None:
         check_kind("store", store, Store)
         if not isinstance(engine, Puller):
@@ -104,7 +106,7 @@ class Replica:
         self._served: HeldVersion | None = None
         self._error: str | None = None
         self._loads = self._failures = 0
-        self._is_torn = False
+        self._needs_repair = repair
         self._owes_reset = False
         self._has_caught_up = False
         self._head: bytes | None = None
@@ -245,8 +247,8 @@ class Replica:
         try:
             head = read_head(self._store)
             own_history(self._store)
-            self._engine.sync(order.version, repair=self._is_torn)
-            self._is_torn, self._head = False, head
+            self._engine.sync(order.version, repair=self._needs_repair)
+            self._needs_repair, self._head = False, head
         except Exception as failure:  # noqa: BLE001 - whatever it is, the replica serves on and says it
             error = self._failure(failure)
         try:
@@ -267,7 +269,7 @@ class Replica:
 
         The engine may hold news after an error too: a version on the way to the ordered one.
         """
-        held = None if self._is_torn else self._engine.held()
+        held = None if self._needs_repair else self._engine.held()
         if held is None or (self._served is not None and self._served.sha256 == held.sha256):
             return held
         self.admission.let_pass(held.version, self._drain_timeout_s)
@@ -283,7 +285,7 @@ class Replica:
         if isinstance(failure, _ClosedError):
             return str(failure)
         if isinstance(failure, TornUpdateError):
-            self._is_torn = True
+            self._needs_repair = True
         is_ours = isinstance(failure, SynclineError)
         _log.warning("replica %s: %s", self.name, failure, exc_info=None if is_ours else failure)
         return f"{type(failure).__name__}: {failure}"

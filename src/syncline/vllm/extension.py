@@ -14,6 +14,7 @@ from typing import Any
 from syncline.errors import ConfigError, SynclineError
 from syncline.sources import CheckpointSource
 from syncline.vllm import versions
+from syncline.vllm.kv import KvMemory
 from syncline.vllm.placed import PlacedWeights
 from syncline.vllm.ranks import GroupWorkers, OneWorker, Workers
 from syncline.vllm.session import Session
@@ -102,7 +103,8 @@ def new_session(model: Any, vllm_config: Any) -> Session:
             )
         return CheckpointSource(path)
 
-    return Session(PlacedWeights(model, base(), workers), workers, base)
+    kv = KvMemory(vllm_config.compilation_config.static_forward_context)
+    return Session(PlacedWeights(model, base(), workers), workers, base, kv=kv)
 
 
 def _log_as_vllm_does() -> None:

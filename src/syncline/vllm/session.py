@@ -23,12 +23,16 @@ from syncline.errors import (
 from syncline.stores import open_store
 from syncline.types import ZERO, Fingerprint
 from syncline.version import HeldVersion
+from syncline.vllm import moving
 from syncline.vllm.copy import HostCopy
+from syncline.vllm.kv import KvMemory
 from syncline.vllm.live import LiveWeights
 from syncline.vllm.ranks import Said, Workers
 
 STEP_TIMEOUT_S = 120.0
 """How long a worker waits for the others at each step."""
+
+NO_KV = KvMemory({})
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +44,8 @@ class Session:
         weights: the live weights; only this session may change them.
         workers: all workers of the engine; each of them has a session.
         base: opens the checkpoint that the engine was started from.
+        kv: cleared by `finish` if the version before has left values in it that are no numbers, and after
+            a repair.
         timeout_s: how long to wait for the other workers at each step.
 
     `stage` returns at once; everything else returns when it is done, and must not overlap with a forward pass.
@@ -51,11 +57,13 @@ class Session:
         workers: Workers,
         base: Callable[[], WeightSource],
         *,
+        kv: KvMemory = NO_KV,
         timeout_s: float = STEP_TIMEOUT_S,
     ) -> None:
         self.weights = weights
         self._workers = workers
         self._base = base
+        self._kv = kv
         self._timeout_s = timeout_s
         self._store: Store | None = None
         self._copy: HostCopy | None = None
@@ -66,6 +74,8 @@ class Session:
         self._is_applied = False
         self._is_torn = False
         self._is_repair = False
+        self._is_kv_finite = True
+        self._apply_s = 0.0
 
     def open(self, store: str) -> None:
         """Follow this store from now on. Collective: no.
@@ -144,11 +154,8 @@ class Session:
         if verdict is not None:
             self._undo_together(verdict)
         self._is_applied = True
-        _log.info(
-            "syncline: version %d is in place after %.3f s",
-            staged.version,
-            time.perf_counter() - started_s,
-        )
+        self._apply_s = time.perf_counter() - started_s
+        _log.info("syncline: version %d is in place after %.3f s", staged.version, self._apply_s)
         return staged
 
     def undo(self) -> None:
@@ -160,12 +167,18 @@ class Session:
         self._undo_together(None)
 
     def finish(self) -> None:
-        """Make what was applied the version that this worker holds; harmless if nothing was. Collective: no."""
+        """Make what was applied the version that this worker holds; harmless if nothing was. Collective: no.
+
+        Caches must have been reset, those of running requests included.
+        """
         if not self._is_applied or self._staged is None:
             return
         self._held, self._is_applied, self._is_torn = self._staged, False, False
         self._require_copy().settle()
         self.weights.settle()
+        if self._is_repair or not self._is_kv_finite:
+            self._kv.clear()
+            _log.warning("syncline: the memory of the KV cache was cleared")
 
     def together(self, do: Callable[[], None]) -> None:
         """Do something on every worker; if it fails on one, all of them raise. Collective: yes.
@@ -201,6 +214,7 @@ class Session:
             "staged": None if self._staged is None else self._staged.version,
             "is_applied": self._is_applied,
             "is_torn": self._is_torn,
+            "moved": None if self._copy is None else moving.told(self._copy.moved, self._apply_s),
             "stage_error": None if error is None else f"{type(error).__name__}: {error}",
         }
 
@@ -216,6 +230,8 @@ class Session:
         self._is_repair = repair
         if not repair:
             self.weights.prepare(self._copy)
+        # As late as can be: the old version generates until the pause.
+        self._is_kv_finite = self._kv.is_finite()
         return held
 
     def _require_copy(self) -> HostCopy:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -329,9 +328,9 @@ def test_fault_2_a_dead_engine_ends_the_update_at_once(run, closing, step):
     # A real process that dies says nothing; this one's last word is kept back.
     original = MemoryChannel.send
 
-    def send(self, message):
+    def send(self, message, **more):
         if b'"failed"' not in message:
-            original(self, message)
+            original(self, message, **more)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MemoryChannel, "send", send)
@@ -361,11 +360,14 @@ def test_fault_3_a_request_that_fails_ends_the_update(run, closing):
         fleet.server.p2p([host.first.dump()], {"w0": here}, timeout_s=30, request=request)
     unharmed(run, fleet)
 
+    end = threading.Event()
+
     def hangs():
-        time.sleep(600)
+        end.wait(60)
 
     with pytest.raises(TransportTimeoutError, match="w0"):
         fleet.server.p2p([host.first.dump()], {"w0": here}, timeout_s=0.5, request=hangs)
+    end.set()
     done = []
     fleet.start()
     fleet.server.p2p(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from scoring_servers import FakeSglang, FakeVllm, serving
 from syncline.abc import Scorer
-from syncline.errors import EndpointError, FormatError, PeerLostError, SynclineError
+from syncline.errors import ConfigError, EndpointError, FormatError, PeerLostError, SynclineError
 from syncline.hotload import Token
 from syncline.scorers import MemoryScorer, SglangScorer, VllmScorer
 from syncline.types import Probe
@@ -109,6 +109,19 @@ def test_a_resumed_token_that_nan_logits_led_to_is_nan() -> None:
             found.update(tokens=["token_id:0"], token_logprobs=[math.nan])
 
     assert math.isnan(scored("vllm", spoil=other).resumed)
+
+
+def test_what_vllm_refuses_to_tell_because_it_is_nan_is_nan() -> None:
+    """It answered 400, which was taken for an error of the request, and no such version was ever flagged."""
+
+    def refused(answer: dict) -> None:
+        raise ConfigError("Out of range float values are not JSON compliant")
+
+    found = scored("vllm", spoil=refused)
+    assert np.isnan(found.logprobs).tolist() == [True, True]
+    assert np.isnan(found.top_logprobs).all()
+    assert found.top_tokens.shape == found.top_logprobs.shape == (2, 2)
+    assert math.isnan(found.resumed)
 
 
 @pytest.mark.parametrize("written", [None, math.nan, -9999.0, -math.inf])

@@ -95,6 +95,21 @@ def test_metrics_are_prometheus_text(followed):
     assert 'syncline_version{replica="0"} 1' in samples
 
 
+def test_a_repair_puts_right_what_something_else_changed(followed, tmp_path):
+    vllm, replica, publisher, base = followed
+    replica.close()
+    next(iter(vllm.weights[1].live.values()))[0] ^= 1
+    assert vllm.bits() != as_bytes(base)
+    store = syncline.open_store(tmp_path / "run")
+    server = VllmServer(vllm, store, str(tmp_path / "run"), OPTIONS)
+    with Replica(store, server, follow_s=0.01, repair=True) as second:
+        wait_for(lambda: at(second, 1))
+        assert vllm.bits() == as_bytes(base)
+        vllm.log.clear()
+        publisher.publish(changed(base, 2))
+        wait_for(lambda: at(second, 2))
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -36,10 +36,12 @@ def spoiled(monkeypatch: pytest.MonkeyPatch, spoil: Callable[..., None]) -> None
     """Let a trainer's messages be changed on their way."""
     real = messages.send
 
-    def send(channel: Any, kind: str, generation: int, fields: Any, blobs: Any = ()) -> None:
+    def send(
+        channel: Any, kind: str, generation: int, fields: Any, blobs: Any = (), **more: Any
+    ) -> None:
         fields, blobs = dict(fields), list(blobs)
         spoil(kind, fields, blobs)
-        real(channel, kind, generation, fields, blobs)
+        real(channel, kind, generation, fields, blobs, **more)
 
     monkeypatch.setattr(messages, "send", send)
 

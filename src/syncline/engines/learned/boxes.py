@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from syncline.engines.learned.recording import Region
+from syncline.engines.learned.notes import Region
 from syncline.errors import LayoutError
 from syncline.layouts.blocks import Block, row_major
 from syncline.types import TensorMeta

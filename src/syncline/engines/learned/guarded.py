@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from syncline.engines.learned.memories import Memories, Memory
-from syncline.engines.learned.recording import written
+from syncline.engines.learned.tracked import written
 
 
 class Guarded(TorchDispatchMode):  # type: ignore[no-untyped-call]

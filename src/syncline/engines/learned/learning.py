@@ -26,7 +26,8 @@ from syncline.types import TensorMeta
 
 if TYPE_CHECKING:
     from syncline.engines.learned.memories import Memories
-    from syncline.engines.learned.recording import Load, Overwritten, Recording, Region
+    from syncline.engines.learned.notes import Overwritten, Recording, Region
+    from syncline.engines.learned.recording import Load
 
 
 @dataclass(frozen=True)

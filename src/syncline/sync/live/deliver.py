@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from functools import partial
-
-import numpy as np
 
 from syncline.abc import Channel, Observe, Outlet
 from syncline.choice import against
 from syncline.errors import ConfigError, PeerLostError, SynclineError, TransportError
-from syncline.format import bucket, digest
 from syncline.format import cargo as cargo_format
-from syncline.format.bucket import Cargo
-from syncline.format.part import payload_meta
+from syncline.format import digest
 from syncline.sync.accounting import Moved
 from syncline.sync.live import messages
+from syncline.sync.live.goods import Goods, loaded, pieces_of
 from syncline.sync.phases import Phases
 from syncline.sync.reports import Delivery
-from syncline.types import Bits, DeviceBits, Step
-from syncline.version import HeldVersion, Kind
+from syncline.types import Step
+from syncline.version import Kind
 
 STEPS = (
     "deliver.offered",
@@ -38,25 +33,6 @@ STEPS = (
 
 _STORE_PHASES = ("put", "fetch", "commit")
 _KINDS: tuple[Kind, ...] = ("delta", "full")
-
-
-@dataclass(frozen=True)
-class Goods:
-    """One version as it is offered.
-
-    Attributes:
-        held: manifest and identity.
-        raw: the manifest's bytes, and those of its table if that is a file of its own.
-        bits: returns a tensor's weights at this version.
-        payloads: returns the payloads of a delta by name; None if the version is no delta.
-        files: the checkpoint's further files, for engines that are empty.
-    """
-
-    held: HeldVersion
-    raw: tuple[bytes, bytes | None]
-    bits: Callable[[str], Bits | DeviceBits]
-    payloads: Callable[[], Mapping[str, memoryview]] | None
-    files: Mapping[str, bytes] = field(default_factory=dict)
 
 
 class Courier:
@@ -115,7 +91,11 @@ class Courier:
         while True:
             attempt = _Attempt(self._outlet, self._generation, self._timeout_s, self._observe)
             self._generation += 1
-            is_over = attempt.run(goods, members, self._kinds, self._bucket_bytes, phases)
+            try:
+                is_over = attempt.run(goods, members, self._kinds, self._bucket_bytes, phases)
+            except BaseException as error:
+                attempt.give_up(error)
+                raise
             lost |= attempt.lost
             committed += attempt.committed
             served.update(attempt.served)
@@ -155,6 +135,8 @@ class _Attempt:
         self.served: list[str] = []
         self.kinds: set[Kind] = set()
         self.wire_bytes = 0
+        self._decision: Mapping[str, object] | None = None
+        self._untold: list[str] = []
 
     def run(
         self,
@@ -203,13 +185,18 @@ class _Attempt:
                     self._round(goods, kind, names, bucket_bytes, needs_files, phases)
         except TransportError as error:
             return str(error)
-        except BaseException as error:
-            self._verdict(
-                [name for names in groups.values() for name in names],
-                f"the trainer failed: {error}",
-            )
-            raise
         return None
+
+    def give_up(self, error: BaseException) -> None:
+        """Let no engine wait for a trainer that fails in the middle: say so, or what was decided by then."""
+        if self._decision is None:
+            for name in list(self._channels):
+                self._say(name, messages.BREAK, {})  # for those that wait for a round to begin
+            self._verdict(
+                list(self._channels), f"the trainer failed: {type(error).__name__}: {error}"
+            )
+        else:
+            self._pass_on(self._decision)
 
     def _offer(self, goods: Goods, kinds: Sequence[Kind]) -> dict[str, tuple[str, bool]]:
         """Return by engine what it needs, and whether it needs the files, too."""
@@ -222,9 +209,7 @@ class _Attempt:
         }
         blobs = [manifest] if table is None else [manifest, table]
         for name in list(self._channels):
-            with self._blaming(name):
-                messages.send(self._channels[name], messages.OFFER, self._generation, fields, blobs)
-                self.wire_bytes += sum(map(len, blobs))
+            self._say(name, messages.OFFER, fields, blobs)
         self._observe(Step("deliver.offered"))
         wants = {}
         for name, answer in self._hear((messages.ANSWER, messages.VOTE)):
@@ -248,7 +233,7 @@ class _Attempt:
         needs_files: bool,
         phases: Phases,
     ) -> None:
-        cargo, bits = _loaded(goods, kind, bucket_bytes, self._generation)
+        cargo, bits = loaded(goods, kind, bucket_bytes, self._generation)
         files = goods.files if needs_files else {}
         fields = {
             "kind": kind,
@@ -261,8 +246,7 @@ class _Attempt:
         names = [name for name in names if name in self._channels]
         with phases("wire"):
             for name in names:
-                messages.send(self._channels[name], messages.LOAD, self._generation, fields, blobs)
-                self.wire_bytes += sum(map(len, blobs))
+                self._say(name, messages.LOAD, fields, blobs)
             self._hear_ready(names)
             self._observe(Step("deliver.ready"))
             sizes = [each.nbytes for each in cargo.buckets if each.nbytes]
@@ -271,7 +255,7 @@ class _Attempt:
             with self._outlet.round(names, sizes, self._timeout_s) as give:
                 self._observe(Step("deliver.opened"))
                 done_bytes = 0
-                for size, pieces in zip(sizes, _pieces(cargo, bits), strict=True):
+                for size, pieces in zip(sizes, pieces_of(cargo, bits), strict=True):
                     give(pieces)
                     self.wire_bytes += size * len(names)
                     done_bytes += sum(int(piece.nbytes) for _, piece in pieces)
@@ -323,9 +307,7 @@ class _Attempt:
         broken = []
         left = [name for name in asked if name not in self.refused]
         for name in left:
-            if name in self._channels:
-                with self._blaming(name):
-                    messages.send(self._channels[name], messages.BREAK, self._generation, {})
+            self._say(name, messages.BREAK, {})
         for name, vote in self._hear((messages.VOTE,), left):
             if vote.fields["is_own"] is True:
                 self.refused[name] = vote.fields.text("error")
@@ -341,11 +323,34 @@ class _Attempt:
     def _verdict(
         self, names: Collection[str], error: str | None, *, is_again: bool = False
     ) -> None:
-        fields = {"error": error, "again": is_again}
-        for name in names:
-            if name in self._channels:
-                with self._blaming(name):
-                    messages.send(self._channels[name], messages.VERDICT, self._generation, fields)
+        self._untold = list(names)
+        self._decision = {"error": error, "again": is_again}
+        self._pass_on(self._decision)
+
+    def _pass_on(self, decision: Mapping[str, object]) -> None:
+        while self._untold:
+            self._say(self._untold[0], messages.VERDICT, decision)
+            self._untold.pop(0)
+
+    def _say(
+        self,
+        name: str,
+        kind: str,
+        fields: Mapping[str, object],
+        blobs: Sequence[bytes] = (),
+    ) -> None:
+        """Send a message to an engine, or lose the engine."""
+        if name in self._channels:
+            with self._blaming(name):
+                messages.send(
+                    self._channels[name],
+                    kind,
+                    self._generation,
+                    fields,
+                    blobs,
+                    timeout_s=self._timeout_s,
+                )
+                self.wire_bytes += sum(map(len, blobs))
 
     def _hear(
         self, kinds: Sequence[str], names: Collection[str] | None = None
@@ -374,45 +379,3 @@ class _Attempt:
         self.lost[name] = why
         with suppress(SynclineError):
             self._channels.pop(name).close()
-
-
-def _loaded(
-    goods: Goods, kind: Kind, bucket_bytes: int, generation: int
-) -> tuple[Cargo, Callable[[str], Bits | DeviceBits]]:
-    """Return what is in the buckets, and where the bytes of each tensor or payload are."""
-    manifest = goods.held.manifest
-    bits = goods.bits
-    metas = [entry.meta for entry in manifest.tensors]
-    if kind == "delta" and goods.payloads is not None:
-        payloads = goods.payloads()
-        metas = [payload_meta(name, payloads[name].nbytes) for name in sorted(payloads)]
-        bits = partial(_payload, payloads)
-    cargo = Cargo(
-        run_id=manifest.run_id,
-        version=manifest.version,
-        manifest_sha256=goods.held.sha256,
-        generation=generation,
-        kind=kind,
-        bucket_bytes=bucket_bytes,
-        buckets=bucket.pack(metas, bucket_bytes),
-    )
-    return cargo, bits
-
-
-def _payload(payloads: Mapping[str, memoryview], name: str) -> Bits:
-    return np.frombuffer(payloads[name], np.uint8)
-
-
-def _pieces(
-    cargo: Cargo, bits: Callable[[str], Bits | DeviceBits]
-) -> Iterator[list[tuple[int, Bits | DeviceBits]]]:
-    """Yield what goes into each bucket that has any bytes."""
-    for each in cargo.buckets:
-        pieces = []
-        for piece in each.pieces:
-            whole = bits(piece.meta.name)
-            start = piece.start // piece.meta.unit_bytes
-            count = piece.nbytes // piece.meta.unit_bytes
-            pieces.append((piece.offset, whole[start : start + count]))
-        if each.nbytes:
-            yield pieces

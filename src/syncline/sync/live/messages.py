@@ -60,12 +60,13 @@ def send(
     generation: int,
     fields: Mapping[str, object],
     blobs: Sequence[Buffer] = (),
+    *,
+    timeout_s: float | None = None,
 ) -> None:
     """Send one message; raises as `Channel.send`."""
     head = {"message": kind, "generation": generation, "blobs": len(blobs), **fields}
-    channel.send(strict_json.dump(head))
-    for blob in blobs:
-        channel.send(blob)
+    for part in (strict_json.dump(head), *blobs):
+        channel.send(part, timeout_s=timeout_s)
 
 
 def receive(

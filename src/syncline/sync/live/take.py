@@ -97,7 +97,7 @@ class Taker:
                 held = self._attempt(offer, repair=repair)
                 if held is not None:
                     return held
-        except PeerLostError:
+        except (PeerLostError, KeyboardInterrupt, SystemExit):
             self._inlet.close()  # gives the trainer's memory back; the next call joins again
             raise
 
