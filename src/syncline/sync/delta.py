@@ -24,8 +24,8 @@ from syncline.types import ZERO, Step, TensorMeta
 from syncline.version import Manifest, PartEntry, TensorEntry
 
 PUTS_AT_ONCE = 4
-_REMOTE_PARTS = 16
-_REMOTE_PART_BYTES = 32 << 20
+_REMOTE_PARTS = 8
+_REMOTE_PART_BYTES = 64 << 20
 
 
 class DeltaWriter:
