@@ -31,6 +31,17 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
             value.close()
 
 
+@pytest.mark.parametrize(
+    "name", ["join-a-running-fleet", "parameter-server", "feed-a-hosted-deployment"]
+)
+def test_a_page_runs_again_where_it_was_tried_before(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = ROOT / "docs" / "how-to" / f"{name}.md"
+    for _ in range(2):
+        test_python_blocks_run(page, tmp_path, monkeypatch)
+
+
 def test_readme_has_a_quickstart() -> None:
     assert len(blocks(ROOT / "README.md", "python")) >= 1
 

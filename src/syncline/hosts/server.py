@@ -8,40 +8,38 @@ others end by the deadline with what they held, and the error names who it was.
 from __future__ import annotations
 
 import base64
-import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from syncline.abc import Channel, PeerMemory
 from syncline.errors import (
     CommitError,
     ConfigError,
+    FormatError,
     PeerLostError,
     SynclineError,
     TransportTimeoutError,
-    VerifyError,
 )
 from syncline.format import strict_json
 from syncline.hosts import messages
-from syncline.hosts.loading import require
 from syncline.hosts.planning import Fleet, Receiver, plan_update
+from syncline.hosts.proving import prove, read_rest
 from syncline.hosts.roads import Roads
 from syncline.hosts.sizing import Buckets, size_buckets
 from syncline.hosts.sources import Sources, find_sources
 from syncline.hosts.wire import fellow_of
 from syncline.peers.streams import Deadline
-from syncline.plan import Assignment, Plan
 from syncline.sync.accounting import Moved
-from syncline.types import ZERO, Fingerprint
+
+T = TypeVar("T")
 
 _POLL_S = 0.01
 _LAST_WORD_S = 1.0
-_HEX = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +148,10 @@ class ParameterServer:
             update.tell("begin", offers=encoded, timeout_ms=int(timeout_s * 1000))
             update.start()
             ready = update.hear_all("ready")
-            receivers = _receivers(ready, sources)
-            wanted = {name: messages.number(said, "wanted_bytes") for name, said in ready.items()}
+            receivers = _receivers(ready, sources, self._fleet.engines * self._fleet.ranks)
+            wanted = {w: _said(w, messages.number, s, "wanted_bytes") for w, s in ready.items()}
             staged = size_buckets(
-                [messages.number(said, "free_bytes") for said in ready.values()],
+                [_said(w, messages.number, s, "free_bytes") for w, s in ready.items()],
                 max(wanted.values()),
                 share=self._share,
                 limit_bytes=self._limit_bytes,
@@ -171,13 +169,22 @@ class ParameterServer:
                 "size", nbytes=staged.nbytes, count=staged.count, relays=relays, receivers=rows
             )
             met = update.hear_all("met")
-            fellows = [messages.text(met[receiver.name], "fellow") for receiver in receivers]
-            for fellow in fellows:
-                fellow_of(fellow.encode(), assignment.digest)
+            fellows = [_said(r.name, messages.text, met[r.name], "fellow") for r in receivers]
+            for receiver, fellow in zip(receivers, fellows, strict=True):
+                try:
+                    fellow_of(fellow.encode(), assignment.digest)
+                except FormatError as error:
+                    raise CommitError(f"worker {receiver.name}: {error}") from error
             update.tell("read", fellows=fellows)
+            names = {receiver.number: receiver.name for receiver in receivers}
+            layout = self._fleet.layout
+            rest = {}
+            if layout is not None:
+                rest = read_rest(sources, plan, assignment, names, layout.catalog, roads, deadline)
             prepared = update.hear_all("prepared")
-            if self._fleet.layout is not None:
-                _prove(sources, plan, assignment, receivers, prepared)
+            if layout is not None:
+                pieces = {w: _said(w, messages.texts, s, "pieces") for w, s in prepared.items()}
+                prove(sources, plan, assignment, names, pieces, rest)
             update.commit(sources.held.version)
         except BaseException as error:
             update.abort(error)
@@ -328,7 +335,10 @@ class _Update:
             return None
         except PeerLostError as error:
             raise PeerLostError(f"worker {worker} died: {error}") from error
-        update, said, fields = messages.parse(raw)
+        try:
+            update, said, fields = messages.parse(raw)
+        except FormatError as error:
+            raise CommitError(f"worker {worker}: {error}") from error
         if update != self.name:
             return None  # of an update that ended
         if said == "failed":
@@ -345,55 +355,40 @@ class _Update:
             self._failure.append(error)
 
 
-def _receivers(ready: Mapping[str, Mapping[str, Any]], sources: Sources) -> list[Receiver]:
+def _said(
+    worker: str, read: Callable[[Mapping[str, Any], str], T], fields: Mapping[str, Any], key: str
+) -> T:
+    """Return a field of what a worker said; an error names the worker."""
+    try:
+        return read(fields, key)
+    except FormatError as error:
+        raise CommitError(f"worker {worker}: {error}") from error
+
+
+def _receivers(
+    ready: Mapping[str, Mapping[str, Any]], sources: Sources, count: int
+) -> list[Receiver]:
     """Return the workers by number; all must have found the hosts that the server found."""
     hosts = [source.offer.host for source in sources.hosts]
     for worker, said in ready.items():
-        if messages.texts(said, "hosts") != hosts:
+        found_hosts = _said(worker, messages.texts, said, "hosts")
+        if found_hosts != hosts:
             raise PeerLostError(
-                f"worker {worker} can read hosts {messages.texts(said, 'hosts')} of {hosts}; leave the others out"
+                f"worker {worker} can read hosts {found_hosts} of {hosts}; leave the others out"
             )
     found = [
-        Receiver(worker, messages.number(said, "number"), messages.text(said, "machine"))
+        Receiver(
+            worker,
+            _said(worker, messages.number, said, "number"),
+            _said(worker, messages.text, said, "machine"),
+        )
         for worker, said in ready.items()
     ]
+    for receiver in found:
+        if receiver.number >= count:
+            raise ConfigError(
+                f"worker {receiver.name}: its number is {receiver.number}, the fleet has {count} receivers"
+            )
     if len({receiver.number for receiver in found}) != len(found):
         raise ConfigError(f"workers: two have the same number: {found}")
     return sorted(found, key=lambda receiver: receiver.number)
-
-
-def _prove(
-    sources: Sources,
-    plan: Plan,
-    assignment: Assignment,
-    receivers: Collection[Receiver],
-    prepared: Mapping[str, Mapping[str, Any]],
-) -> None:
-    """Check that all copies of every piece agree, and that the pieces add up to the manifest's tensors.
-
-    Where only some ranks of an engine take part, tensors of which they do not get all are held against their
-    other copies alone.
-    """
-    names = {receiver.number: receiver.name for receiver in receivers}
-    said = {name: iter(messages.texts(fields, "pieces")) for name, fields in prepared.items()}
-    totals: dict[str, Fingerprint] = {}
-    whole = {transfer.piece.name: True for bucket in plan.buckets for transfer in bucket}
-    for bucket, fetches in zip(plan.buckets, assignment.buckets, strict=True):
-        copies: dict[int, dict[str, str]] = {}
-        for target in sorted(names):
-            for index in sorted(f.piece for f in fetches if f.target == target):
-                hexadecimal = next(said[names[target]], "")
-                copies.setdefault(index, {})[names[target]] = hexadecimal
-        for index, transfer in enumerate(bucket):
-            piece = transfer.piece
-            if index not in copies:
-                whole[piece.name] = False
-                continue
-            found = set(copies[index].values())
-            if len(found) != 1 or _HEX.fullmatch(text := found.pop()) is None:
-                raise VerifyError(f"{piece}: workers read different bits: {copies[index]}")
-            before = totals.get(piece.name, ZERO)
-            totals[piece.name] = before + Fingerprint.from_hex(text)
-    for name, total in totals.items():
-        if whole[name]:
-            require(sources.held, name, total)
