@@ -8,6 +8,9 @@ from typing import Any
 
 from syncline.errors import LayoutError
 from syncline.vllm.extension import SynclineWorker, session_of
+from vllm_engines import patch_worker
+
+patch_worker()
 
 
 class TestedWorker(SynclineWorker):
