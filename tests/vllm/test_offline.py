@@ -10,7 +10,8 @@ from syncline.errors import CommitError
 from syncline.vllm import plugin, versions
 from syncline.vllm.commit import CommitOptions, bring
 from syncline.vllm.control import OfflineControl
-from vllm_serving import Trainer, plugin_path
+from vllm_plugin import plugin_path
+from vllm_serving import Trainer
 
 PROMPT = [3 + (7 * i * i + 3 * i) % 90 for i in range(301)]
 OPTIONS = {"dtype": "float32", "enforce_eager": True, "max_model_len": 1024}
