@@ -79,3 +79,16 @@ def test_an_unknown_vllm_is_refused_when_the_worker_starts(offline, model, monke
     monkeypatch.setattr(vllm, "__version__", "0.33.1+cpu")
     with pytest.raises(TransportUnavailableError, match=f"run with .{versions.KNOWN[0]}"):
         SynclineWeightTransferEngine(None, None, None, None)
+
+
+@pytest.mark.parametrize(
+    "given", ["run", {}, {"store": 7}, {"store": "run", "more": 1}, ["store"]], ids=repr
+)
+def test_a_store_that_is_not_said_as_it_must_be_is_refused(given):
+    from types import SimpleNamespace
+
+    from syncline.errors import ConfigError
+    from syncline.vllm.engine import _store_at_start
+
+    with pytest.raises(ConfigError, match="additional_config: expected"):
+        _store_at_start(SimpleNamespace(additional_config={"syncline": given}))
