@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from syncline.demo.gemma import write_gemma  # noqa: E402
 from syncline.gate import draw_probes  # noqa: E402
 from syncline.gate.deviation import deviation  # noqa: E402
 from syncline.scorers import TorchScorer, VllmOfflineScorer  # noqa: E402
+from syncline.types import Probe, Scores  # noqa: E402
 from vllm_engines import engine  # noqa: E402
 
 SEEDS = range(6)
@@ -33,21 +35,29 @@ TOP = 20
 FIGURES = ("max_difference", "mean_difference", "kl", "resumed_difference")
 
 
-def measured(trainer: TorchScorer, rollout: VllmOfflineScorer) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+Sets = dict[str, list[tuple[Sequence[Probe], Sequence[Scores]]]]
+
+
+def asked(trainer: TorchScorer) -> Sets:
+    """Return the sets of probes with the trainer's scores."""
+    found: Sets = {}
     for name, scorer in (("drawn from the model", trainer), ("random", None)):
-        sets = []
-        for seed in SEEDS:
-            probes = draw_probes(trainer.vocabulary, scorer=scorer, seed=seed)
-            scores = (one.score(probes, TOP) for one in (trainer, rollout))
-            sets.append(asdict(deviation(probes, *scores)))
+        every = [draw_probes(trainer.vocabulary, scorer=scorer, seed=seed) for seed in SEEDS]
+        found[name] = [(probes, trainer.score(probes, TOP)) for probes in every]
+    return found
+
+
+def measured(sets: Sets, rollout: VllmOfflineScorer) -> dict[str, Any]:
+    """Return the least and the greatest of each figure, over the sets."""
+    found: dict[str, Any] = {}
+    for name, of_name in sets.items():
+        deviations = [
+            asdict(deviation(probes, scores, rollout.score(probes, TOP)))
+            for probes, scores in of_name
+        ]
         found[name] = {
-            "positions": sets[0]["positions"],
-            "nats": {
-                figure: [min(values), max(values)]
-                for figure in FIGURES
-                if (values := [round(one[figure], 5) for one in sets])
-            },
+            figure: [round(pick(one[figure] for one in deviations), 5) for pick in (min, max)]
+            for figure in FIGURES
         }
     return found
 
@@ -61,8 +71,9 @@ def main() -> None:
         path.mkdir()
         write_gemma(path, Path(directory), lambda _: None)
         model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
+        sets = asked(TorchScorer(model))
         with engine(path, dtype="bfloat16", is_eager=True) as llm:
-            result = machine("vllm") | measured(TorchScorer(model), VllmOfflineScorer(llm))
+            result = machine("vllm") | {"nats": measured(sets, VllmOfflineScorer(llm))}
     text = json.dumps(result, indent=2)
     print(text)
     if len(sys.argv) > 1:
