@@ -120,6 +120,28 @@ def test_every_version_arrives_bit_for_bit(path, model, encoding):
         train(model, step)
 
 
+def test_an_empty_tensor_behind_one_that_was_cut_keeps_its_place(path):
+    """It was told before the last piece of the one that was cut, whose fingerprint was then called wrong."""
+    outlet, make = path
+    engine, inlet = MemoryEngine(), make("a")
+    receiver = Receiver(inlet, engine, verify="full")
+    publisher = Publisher(
+        MemoryStore(), live=outlet, bucket_bytes=1024, live_kind="full", live_timeout_s=WAIT_S
+    )
+    joined(outlet, inlet)
+    model = {
+        "a": np.arange(1000, dtype=np.float32),
+        "b": np.empty((0, 3), np.float32),
+        "c": np.ones(3, np.float32),
+    }
+    for step in range(2):  # into an engine that is empty, then into one that is not
+        report, (found,) = publish_to(publisher, model, receiver)
+        report.delivery.require()
+        assert found.result().version == step + 1
+        assert same(engine, model)
+        model["a"] += 1
+
+
 def test_phases_bytes_and_overlap_are_told(path, model):
     outlet, make = path
     inlet = make("a")

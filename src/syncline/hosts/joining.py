@@ -25,7 +25,9 @@ from syncline.hosts.wire import fellow_document, fellow_of
 from syncline.peers.shared import machine
 from syncline.peers.streams import Deadline
 from syncline.plan import Node, assign
+from syncline.sync.accounting import Moved
 from syncline.sync.checks import check_layout
+from syncline.sync.phases import Phases
 from syncline.types import Step, check_seconds
 
 STEPS = ("join.found", "join.met", "join.committed")
@@ -42,6 +44,7 @@ class JoinReport:
 
     Attributes:
         version: the engine's, now. nbytes: weights that were read; seconds: all of it.
+        moved: bytes from all peers, and seconds by phase.
         lost: hosts and receivers that were given up on, and why.
     """
 
@@ -49,6 +52,7 @@ class JoinReport:
     nbytes: int
     seconds: float
     lost: tuple[tuple[str, str], ...]
+    moved: Moved
 
 
 def join(
@@ -82,27 +86,35 @@ def join(
 
     Collective: with `exchange`; without, no.
     """
-    started_s = time.perf_counter()
+    phases = Phases()
     deadline = Deadline(timeout_s)
     check_seconds("patience_s", patience_s)
     roads = Roads(memories, f"join.{name}.{time.monotonic_ns()}")
     try:
-        sources = find_sources(offers, roads, deadline)
+        with phases("wire"):
+            sources = find_sources(offers, roads, deadline)
         observe(Step("join.found"))
         manifest = sources.held.manifest
         if engine.tensors():
             check_layout(engine.tensors(), manifest)
-        taker = _taker(sources, roads, deadline, name, exchange, bucket_bytes, patience_s, observe)
+        taker = _taker(
+            sources, roads, deadline, name, exchange, bucket_bytes, patience_s, observe, phases
+        )
         observe(Step("join.met"))
         with closing(taker.buckets()) as buckets:
-            load_flat(engine, sources, buckets)
+            load_flat(engine, sources, buckets, phases)
         observe(Step("join.committed"))
         taker.linger()
     finally:
         roads.close()
-    seconds = time.perf_counter() - started_s
+    spent = phases.seconds()
+    moved = Moved.of("peers", "full", 1, roads.read_bytes, manifest.model_bytes, spent)
     return JoinReport(
-        manifest.version, manifest.model_bytes, seconds, tuple(sorted(taker.lost.items()))
+        manifest.version,
+        manifest.model_bytes,
+        spent["total"],
+        tuple(sorted(taker.lost.items())),
+        moved,
     )
 
 
@@ -115,6 +127,7 @@ def _taker(
     bucket_bytes: int,
     patience_s: float,
     observe: Observe,
+    phases: Phases,
 ) -> Taker:
     """Return this side's part of the reads, agreed on with those who join together."""
     # All who join plan alike, so what they plan from is exchanged: the hosts that each could read.
@@ -145,6 +158,7 @@ def _taker(
         deadline,
         patience_s=patience_s,
         observe=observe,
+        phases=phases,
     )
     me = Fellow(name, machine(), roads.prefix, roads.ways())
     if exchange is None:

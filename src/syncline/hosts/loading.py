@@ -26,6 +26,7 @@ from syncline.layouts.values import to_local
 from syncline.plan import Mover, Piece
 from syncline.sync.checks import check_layout
 from syncline.sync.decode import to_record
+from syncline.sync.phases import Phases, waiting
 from syncline.types import WINDOW_UNITS, ZERO, Bits, Fingerprint, Record, Span, TensorMeta
 from syncline.version import HeldVersion
 
@@ -40,17 +41,19 @@ def load_flat(
     engine: Engine,
     sources: Sources,
     buckets: Iterable[Bucket],
+    phases: Phases,
     vote: Vote = lambda _: None,
 ) -> None:
     """Bring an engine with a model's canonical tensors, or none, to a version; raises as `Engine.apply`."""
     held = sources.held
     if engine.tensors():
         check_layout(engine.tensors(), held.manifest)
-        with closing(_records(engine, held, buckets, vote)) as records:
+        with phases("apply"), closing(_records(engine, held, buckets, phases, vote)) as records:
             engine.apply(records, held)
     else:
         files = {n: c for host in sources.hosts for n, c in host.catalog.files.items()}
-        engine.create(held, _tensors(held, buckets, vote), files)
+        with phases("apply"):
+            engine.create(held, _tensors(held, buckets, phases, vote), files)
 
 
 def load_placed(
@@ -59,6 +62,7 @@ def load_placed(
     rank: int,
     held: HeldVersion,
     buckets: Iterable[Bucket],
+    phases: Phases,
     vote: Vote,
 ) -> None:
     """Bring an engine whose tensors are one rank's local tensors to a version; raises as `Engine.apply`.
@@ -74,12 +78,13 @@ def load_placed(
         for bucket in buckets:
             for piece, bits in bucket:
                 tensor = layout.catalog[piece.name]
-                found.append(piece_fingerprint(piece, tensor.meta, bits))
+                with phases("decode"):
+                    found.append(piece_fingerprint(piece, tensor.meta, bits))
                 for run, meta in mover.find(piece):
                     yield from _placed(run, meta, shard[run.block.local], bits)
         vote(found)
 
-    with closing(records()) as placed:
+    with phases("apply"), closing(records()) as placed:
         engine.apply(placed, held)
 
 
@@ -153,7 +158,7 @@ def _windows(bucket: Bucket) -> Iterator[tuple[Piece, int, Bits]]:
 
 
 def _records(
-    engine: Engine, held: HeldVersion, buckets: Iterable[Bucket], vote: Vote
+    engine: Engine, held: HeldVersion, buckets: Iterable[Bucket], phases: Phases, vote: Vote
 ) -> Generator[Record, None, None]:
     """Yield what differs from the engine's bits; raise before the end if the whole is not the version."""
     entries = held.manifest.by_name
@@ -161,14 +166,15 @@ def _records(
 
     def job(piece: Piece, start: int, bits: Bits) -> tuple[str, Record, Fingerprint]:
         # Proved first: a byte that comes late, after its transport called the read done, is then never taken.
-        found = kernels.fingerprint(bits, start, kernels.seeds(piece.name))
-        record = to_record(entries[piece.name].meta, Span(start, bits), views[piece.name])
+        with phases("decode"):
+            found = kernels.fingerprint(bits, start, kernels.seeds(piece.name))
+            record = to_record(entries[piece.name].meta, Span(start, bits), views[piece.name])
         return piece.name, record, found
 
     totals = dict.fromkeys(entries, ZERO)
     for bucket in buckets:
         jobs = (partial(job, *window) for window in _windows(bucket))
-        with closing(threads.in_order(jobs)) as results:
+        with closing(waiting(threads.in_order(jobs), phases)) as results:
             for name, record, found in results:
                 totals[name] += found
                 if record.new_bits.size:
@@ -179,7 +185,7 @@ def _records(
 
 
 def _tensors(
-    held: HeldVersion, buckets: Iterable[Bucket], vote: Vote
+    held: HeldVersion, buckets: Iterable[Bucket], phases: Phases, vote: Vote
 ) -> Iterator[tuple[TensorMeta, Iterator[Span]]]:
     """Yield every tensor with its spans, each proved at their end."""
     windows = (window for bucket in buckets for window in _windows(bucket))
@@ -192,7 +198,8 @@ def _tensors(
             while following is not None and following[0].name == name:
                 _, start, bits = following
                 if bits.size:
-                    total += kernels.fingerprint(bits, start, kernels.seeds(name))
+                    with phases("decode"):
+                        total += kernels.fingerprint(bits, start, kernels.seeds(name))
                     yield Span(start, bits)
                 following = next(windows, None)
             require(held, name, total)

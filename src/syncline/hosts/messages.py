@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from syncline.abc import Channel
 from syncline.errors import FormatError
 from syncline.format import strict_json
+from syncline.sync.accounting import Moved
+from syncline.version import HeldVersion
 
 _LIMIT_BYTES = 1 << 28
 _WHERE = "message of an update"
@@ -36,6 +38,30 @@ def parse(raw: bytes) -> tuple[str, str, Mapping[str, Any]]:
 def number(fields: Mapping[str, Any], key: str) -> int:
     """Return a count or size that a message carries."""
     return strict_json.integer(fields.get(key), f"{_WHERE}: {key}")
+
+
+def microseconds(seconds: Mapping[str, float]) -> dict[str, int]:
+    """Return seconds by phase as a message carries them, in whole microseconds."""
+    return {name: round(1e6 * spent_s) for name, spent_s in seconds.items()}
+
+
+def seconds(fields: Mapping[str, Any], key: str) -> dict[str, float]:
+    """Return seconds by phase that a message carries in microseconds."""
+    spent = strict_json.members(fields.get(key), f"{_WHERE}: {key}")
+    return {name: 1e-6 * number(spent, name) for name in spent}
+
+
+def moved(
+    said: Collection[Mapping[str, Any]], held: HeldVersion, catalog_bytes: int, total_s: float
+) -> Moved:
+    """Sum up what the workers say that it took, and the catalogs that the server read."""
+    spent: dict[str, float] = {}
+    for fields in said:
+        for name, spent_s in seconds(fields, "spent_us").items():
+            spent[name] = spent.get(name, 0.0) + spent_s
+    wire_bytes = catalog_bytes + sum(number(fields, "wire_bytes") for fields in said)
+    spent["total"] = total_s
+    return Moved.of("peers", "full", len(said), wire_bytes, held.manifest.model_bytes, spent)
 
 
 def text(fields: Mapping[str, Any], key: str) -> str:

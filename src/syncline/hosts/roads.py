@@ -88,6 +88,11 @@ class Roads:
         checked.read(described, offer.header, offer.generation, [read], timeout_s)
         return load_catalog(place.tobytes(), offer)
 
+    @property
+    def read_bytes(self) -> int:
+        """Bytes that were read from others so far."""
+        return sum(checked.read_bytes for checked in self._checked)
+
     def close(self) -> None:
         """Take back all that was registered."""
         for checked in self._checked:

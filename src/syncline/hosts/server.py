@@ -36,6 +36,7 @@ from syncline.hosts.sources import Sources, find_sources
 from syncline.hosts.wire import fellow_of
 from syncline.peers.streams import Deadline
 from syncline.plan import Assignment, Plan
+from syncline.sync.accounting import Moved
 from syncline.types import ZERO, Fingerprint
 
 _POLL_S = 0.01
@@ -50,6 +51,7 @@ class UpdateReport:
     Attributes:
         version: that all `workers` hold now. seconds: all of it; wanted_bytes: what each worker got.
         buckets: how they staged. lost: hosts and workers that somebody gave up on while reading.
+        moved: bytes from all peers to all workers, and seconds by phase, over all workers; waiting is nobody's.
     """
 
     version: int
@@ -58,6 +60,7 @@ class UpdateReport:
     wanted_bytes: Mapping[str, int]
     buckets: Buckets
     lost: tuple[str, ...]
+    moved: Moved
 
 
 class ParameterServer:
@@ -192,6 +195,7 @@ class ParameterServer:
             wanted,
             staged,
             tuple(sorted(lost)),
+            messages.moved(update.committed.values(), sources.held, roads.read_bytes, seconds),
         )
 
 

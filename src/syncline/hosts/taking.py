@@ -32,6 +32,7 @@ from syncline.layouts.blocks import row_major, run_of
 from syncline.peers.generation import HEADER_BYTES, Header
 from syncline.peers.streams import Deadline
 from syncline.plan import Assignment, Fetch, Piece, Plan
+from syncline.sync.phases import Phases, waiting
 from syncline.types import Bits, Read, Step, unsigned
 
 STEPS = ("take.bucket_read",)
@@ -79,7 +80,9 @@ class Taker:
         *,
         patience_s: float,
         observe: Observe,
+        phases: Phases,
     ) -> None:
+        self._phases = phases
         self._sources = sources
         self._plan = plan
         self._assignment = assignment
@@ -109,8 +112,8 @@ class Taker:
         """
         jobs = (partial(self._fill, number) for number in range(len(self._plan.buckets)))
         if self._staged.count == 1:
-            return (job() for job in jobs)
-        return threads.one_ahead(jobs)
+            return waiting((job() for job in jobs), self._phases)
+        return waiting(threads.one_ahead(jobs), self._phases)
 
     def linger(self) -> None:
         """Wait until nobody needs a bucket of this side any more; who is gone by then needs none."""
@@ -120,9 +123,14 @@ class Taker:
         self.lost = lost
 
     def _fill(self, number: int) -> Bucket:
-        slot = number % self._staged.count
         if number >= self._staged.count:
-            self._await_drained(number - self._staged.count)
+            with self._phases("wait"):
+                self._await_drained(number - self._staged.count)
+        with self._phases("wire"):
+            return self._read(number)
+
+    def _read(self, number: int) -> Bucket:
+        slot = number % self._staged.count
         bucket = [transfer.piece for transfer in self._plan.buckets[number]]
         mine = [f for f in self._assignment.buckets[number] if f.target == self._me]
         offsets = _offsets(bucket, mine)
@@ -249,7 +257,7 @@ class Taker:
             left_s = self._left_s(others=True)
             there = checked.wait(described, header, lambda s: s.tags[slot] > number, left_s)
             if there.tags[slot] == number + 1:
-                checked.memory.read(described, reads, self._left_s(others=True))
+                checked.take(described, reads, self._left_s(others=True))
                 there = checked.state(described, header, self._left_s(others=True))
         except MovedOnError:
             return False

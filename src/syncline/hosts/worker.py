@@ -31,6 +31,7 @@ from syncline.hosts.taking import Fellow, Taker
 from syncline.hosts.wire import fellow_document, fellow_of
 from syncline.peers.shared import machine
 from syncline.peers.streams import Deadline
+from syncline.sync.phases import Phases
 from syncline.types import Step, check_seconds
 
 STEPS = ("update.begun", "update.met", "update.prepared", "update.agreed", "update.committed")
@@ -105,11 +106,13 @@ class Worker:
             raise
 
     def _take(self, channel: Channel, update: str, fields: Mapping[str, Any]) -> int:
+        phases = Phases()
         deadline = Deadline(messages.number(fields, "timeout_ms") / 1000)
         self._observe(Step("update.begun"))
         roads = Roads(self._memories, f"update.{self._name}.{update}")
         try:
-            sources = find_sources(messages.blobs(fields, "offers"), roads, deadline)
+            with phases("wire"):
+                sources = find_sources(messages.blobs(fields, "offers"), roads, deadline)
             tell(
                 channel,
                 update,
@@ -120,30 +123,47 @@ class Worker:
                 wanted_bytes=self._fleet.wanted_bytes(self._number % self._fleet.ranks, sources),
                 hosts=[source.offer.host for source in sources.hosts],
             )
-            taker = self._meet(channel, update, roads, sources, deadline)
+            with phases("wait"):
+                taker = self._meet(channel, update, roads, sources, deadline, phases)
             self._observe(Step("update.met"))
 
             def vote(found: Found) -> None:
                 tell(channel, update, "prepared", pieces=[one.hex() for one in found])
                 self._observe(Step("update.prepared"))
-                hear(channel, update, "commit", deadline)
+                with phases("wait"):
+                    hear(channel, update, "commit", deadline)
                 self._observe(Step("update.agreed"))
 
             with closing(taker.buckets()) as buckets:
                 if self._fleet.layout is None:
-                    load_flat(self._engine, sources, buckets, vote)
+                    load_flat(self._engine, sources, buckets, phases, vote)
                 else:
                     rank = self._number % self._fleet.ranks
-                    load_placed(self._engine, self._fleet.layout, rank, sources.held, buckets, vote)
+                    layout, held = self._fleet.layout, sources.held
+                    load_placed(self._engine, layout, rank, held, buckets, phases, vote)
+            spent = messages.microseconds(phases.seconds())
             with suppress(TransportError):  # it is committed, whoever hears of it
-                say(channel, update, "committed", lost=sorted(taker.lost))
+                say(
+                    channel,
+                    update,
+                    "committed",
+                    lost=sorted(taker.lost),
+                    wire_bytes=roads.read_bytes,
+                    spent_us=spent,
+                )
             self._observe(Step("update.committed"))
             return sources.held.version
         finally:
             roads.close()
 
     def _meet(
-        self, channel: Channel, update: str, roads: Roads, sources: Sources, deadline: Deadline
+        self,
+        channel: Channel,
+        update: str,
+        roads: Roads,
+        sources: Sources,
+        deadline: Deadline,
+        phases: Phases,
     ) -> Taker:
         """Plan, make room, and learn of the other receivers."""
         size = hear(channel, update, "size", deadline)
@@ -162,6 +182,7 @@ class Worker:
             deadline,
             patience_s=self._patience_s,
             observe=self._observe,
+            phases=phases,
         )
         me = Fellow(self._name, machine(), roads.prefix, roads.ways())
         document = fellow_document(me, assignment.digest).decode()

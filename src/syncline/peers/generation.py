@@ -91,6 +91,9 @@ class Checked:
     May be used from several threads. Args:
         memory: this side's; a place for headers is registered in it, under `region`.
         allocate: makes memory that it can register.
+
+    Attributes:
+        read_bytes: asked for so far, headers and what had to be read again included.
     """
 
     def __init__(
@@ -100,7 +103,15 @@ class Checked:
         self._region = region
         self._place = allocate(HEADER_BYTES)
         self._looking = threading.Lock()
+        self._counting = threading.Lock()
+        self.read_bytes = 0
         memory.register(region, self._place)
+
+    def take(self, peer: bytes, reads: Sequence[Read], timeout_s: float) -> None:
+        """Read without a look at the header; see `PeerMemory.read`."""
+        with self._counting:
+            self.read_bytes += sum(read.nbytes for read in reads)
+        self.memory.read(peer, reads, timeout_s)
 
     def state(self, peer: bytes, header: str, timeout_s: float) -> State:
         """Return what a peer's header says.
@@ -109,7 +120,7 @@ class Checked:
             MovedOnError: there is no header. TransportError: as `PeerMemory.read`.
         """
         with self._looking:
-            self.memory.read(peer, [Read(header, 0, self._region, 0, HEADER_BYTES)], timeout_s)
+            self.take(peer, [Read(header, 0, self._region, 0, HEADER_BYTES)], timeout_s)
             words = [int(word) for word in self._place.view("<u8")]
         if words[0] != _MAGIC:
             raise MovedOnError(f"no header is in region {header!r} of the peer any more")
@@ -125,7 +136,7 @@ class Checked:
             MovedOnError: it was not; the places hold anything. TransportError: as `PeerMemory.read`.
         """
         deadline = Deadline(timeout_s)
-        self.memory.read(peer, reads, timeout_s)
+        self.take(peer, reads, timeout_s)
         try:
             left_s = deadline.left_s()
         except TimeoutError as error:

@@ -23,6 +23,7 @@ from syncline.sglang.answers import Checksums
 from syncline.sglang.change import Change, StrangeWeightsError
 from syncline.sglang.control import PauseMode, SglangHttp
 from syncline.sglang.versions import Rules
+from syncline.sync.accounting import Moved
 
 STEPS = ("paused", "begun", "sent", "ended", "flushed", "proved", "labelled")
 MODES = ("retract", "in_place", "abort")
@@ -78,14 +79,18 @@ class Committed:
         label: the version's name.
         route: how the weights were put in.
         pause_s: seconds from the pause until generation went on; `send_s`: of these, of the weights.
+        flush_s: of these, of flushing its caches.
         checksums: what the server holds, by its own account; None where they were not asked for.
+        moved: bytes and seconds by phase, of pulling and of the server; None where the server pulls by itself.
     """
 
     label: str
     route: str
     pause_s: float
     send_s: float
+    flush_s: float
     checksums: Checksums | None
+    moved: Moved | None = None
 
 
 class Commit:
@@ -121,7 +126,7 @@ class Commit:
         control, step_s = self._control, self._step_s
         before = control.label(step_s)
         started_s = time.monotonic()
-        send_s = 0.0
+        send_s = flush_s = 0.0
         checksums = None
         try:
             control.pause(self._options.mode(self._rules), step_s)
@@ -134,7 +139,9 @@ class Commit:
             self._reached("sent")
             self._close()
             self._reached("ended")
+            flushed_s = time.monotonic()
             control.flush(step_s)
+            flush_s = time.monotonic() - flushed_s
             self._reached("flushed")
             if self._options.proves and self._rules.has_checksums:
                 checksums = control.checksums(self._options.load_timeout_s)
@@ -145,7 +152,8 @@ class Commit:
             self._take_back(change, before, error)
             raise
         control.resume(step_s)
-        return Committed(label, change.name, time.monotonic() - started_s, send_s, checksums)
+        pause_s = time.monotonic() - started_s
+        return Committed(label, change.name, pause_s, send_s, flush_s, checksums)
 
     def close_left_open(self) -> None:
         """Close a session that somebody who died left open: what it wrote is then to be replaced as a whole."""

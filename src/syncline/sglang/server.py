@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -29,7 +30,8 @@ from syncline.sglang.groups import with_partners
 from syncline.sglang.mirror import Mirror
 from syncline.sglang.proof import Proof
 from syncline.sglang.versions import Rules
-from syncline.sync import Receiver
+from syncline.sync import AppliedVersion, Receiver
+from syncline.sync.accounting import Moved
 from syncline.sync.checks import check_layout, verify_engine
 from syncline.sync.named import is_named
 from syncline.version import HeldVersion
@@ -111,7 +113,7 @@ class SglangServer:
         _check_served(about)
         self._recognise(rules, about)
         started_s = time.monotonic()
-        self._pull(version, repair=repair)
+        pulled = self._pull(version, repair=repair)
         self._stage_s = time.monotonic() - started_s
         target = self._mirror.held()
         if target is None:
@@ -126,7 +128,7 @@ class SglangServer:
             commit.close_left_open()
         proof.forget(self._staging)
         try:
-            self._last = commit.put(change, str(target.version))
+            self._last = _told(commit.put(change, str(target.version)), pulled.moved)
         except (TornUpdateError, OutcomeUnknownError):
             self._lose()
             raise
@@ -179,18 +181,18 @@ class SglangServer:
         self._held = held
         self._mirror.settle()
 
-    def _pull(self, version: int | None, *, repair: bool) -> None:
+    def _pull(self, version: int | None, *, repair: bool) -> AppliedVersion:
         """Bring the checkpoint to a version; what the server lacks of it is kept."""
         if not repair:
-            self._receiver.sync(version)
-            return
+            return self._receiver.sync(version)
         try:
-            self._receiver.sync(version)
+            pulled = self._receiver.sync(version)
             held = self._mirror.held()
             if held is not None:
                 verify_engine(self._mirror, held.manifest)
         except (VerifyError, LayoutError):
-            self._receiver.sync(version, repair=True)
+            pulled = self._receiver.sync(version, repair=True)
+        return pulled
 
     def _change(self, about: Server) -> Change:
         """Choose how to put in what the server lacks, and stage it."""
@@ -273,6 +275,14 @@ class SglangServer:
         """Note that what the server holds is not known."""
         self._doubt()
         proof.forget(self._staging)
+
+
+def _told(done: Committed, pulled: Moved | None) -> Committed:
+    """Return what a commit took with what pulling took before it; the server's loading is a reload."""
+    if pulled is None:
+        return done
+    more = {"reload": done.send_s, "flush": done.flush_s}
+    return replace(done, moved=pulled.and_then(more, done.pause_s))
 
 
 def _check_served(about: Server) -> None:

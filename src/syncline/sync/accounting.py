@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -29,6 +29,7 @@ _OF: Mapping[str, str] = MappingProxyType(
         "map": "convert",
         "gather": "gather",
         "read": "gather",
+        "exchange": "gather",
         "d2h": "d2h",
         "h2d": "h2d",
         "diff": "encode",
@@ -94,6 +95,32 @@ class Moved:
                 found[_OF[name]] += spent_s
         total_s = seconds.get("total", sum(found.values()))
         return cls(transport, kind, replicas, wire_bytes, model_bytes, found, total_s)
+
+    def and_then(self, more: Mapping[str, float], took_s: float) -> Moved:
+        """Return the same with phases that came after, by their names in `PHASES`, and the time that they took.
+
+        Example:
+            >>> moved = Moved.of("store", "delta", 1, 10, 1000, {"fetch": 2.0, "total": 2.5})
+            >>> then = moved.and_then({"flush": 0.5}, 1.0)
+            >>> then.seconds["wire"], then.seconds["flush"], then.total_s
+            (2.0, 0.5, 3.5)
+        """
+        seconds = {name: spent_s + more.get(name, 0.0) for name, spent_s in self.seconds.items()}
+        return replace(self, seconds=seconds, total_s=self.total_s + took_s)
+
+    @classmethod
+    def together(cls, parts: Sequence[Moved], total_s: float) -> Moved:
+        """Sum up what several engines, or ranks of one, say of the same version; there is at least one."""
+        first = parts[0]
+        seconds = {name: sum(part.seconds[name] for part in parts) for name in PHASES}
+        return replace(
+            first,
+            kind="full" if any(part.kind == "full" for part in parts) else "delta",
+            replicas=len(parts),
+            wire_bytes=sum(part.wire_bytes for part in parts),
+            seconds=seconds,
+            total_s=total_s,
+        )
 
     @property
     def busy_s(self) -> float:

@@ -17,19 +17,21 @@ from syncline.format import head as head_format
 from syncline.format.part import temporary_file
 from syncline.interchange import chain
 from syncline.sync import followed
+from syncline.sync.accounting import Moved
 from syncline.sync.checks import check_layout, fingerprint_all, verify_engine
 from syncline.sync.decode import to_record
 from syncline.sync.engine_base import EngineBase
 from syncline.sync.fingerprints import fingerprints
 from syncline.sync.found import Found, only_spans, stage_tensor
 from syncline.sync.history import read_head
+from syncline.sync.metered import MeteredStore
 from syncline.sync.phases import Phases
 from syncline.sync.reports import AppliedVersion
 from syncline.sync.slices import Slice, in_batches, whole
 from syncline.sync.writer import model_fingerprint
 from syncline.trace import Trace
 from syncline.types import ZERO, Changes, Fingerprint, Record, Span, Step, TensorMeta
-from syncline.version import ForeignVersion, HeldVersion, TensorEntry
+from syncline.version import ForeignVersion, HeldVersion, Kind, TensorEntry
 
 T = TypeVar("T")
 
@@ -64,7 +66,8 @@ class Follower:
         observe: Observe,
         trace: Trace | None = None,
     ) -> None:
-        self._store = store
+        self._unmetered = store
+        self._store = MeteredStore(store)
         self._layout = layout
         self._engine = engine
         self._verify = verify
@@ -81,6 +84,7 @@ class Follower:
             version: its identity; None: the one that no other is made on.
         """
         phases = Phases(self._trace)
+        self._store = MeteredStore(self._unmetered, phases)
         with phases("plan"):
             versions = self._layout.versions(self._store, self._seen)
             target = self._target(versions, version)
@@ -107,6 +111,8 @@ class Follower:
                 verify_engine(self._engine, held.manifest)
         # The target is read anew next time, so that a directory that was rewritten is noticed.
         self._seen = [at for at in versions if at is not target]
+        kind: Kind = "full" if any(at.kind == "full" for at in path) else "delta"
+        model_bytes, seconds = held.manifest.model_bytes, phases.seconds()
         return AppliedVersion(
             run_id=held.manifest.run_id,
             version=held.version,
@@ -115,10 +121,11 @@ class Follower:
             applied=tuple(applied),
             changed=self._changed,
             payload_bytes=self._done_bytes,
-            seconds=phases.seconds(),
+            seconds=seconds,
             layout=self._layout.name,
             identity=target.identity,
             missing=tuple(missing),
+            moved=Moved.of("store", kind, 1, self._store.wire_bytes, model_bytes, seconds),
         )
 
     def _target(self, versions: list[ForeignVersion], version: int | str | None) -> ForeignVersion:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import AbstractContextManager
+from collections.abc import Generator
+from contextlib import AbstractContextManager, closing
+from typing import TypeVar
 
 from syncline.trace import Trace
+
+T = TypeVar("T")
 
 
 class Phases:
@@ -61,6 +65,20 @@ class Phases:
                 self._seconds[name] = self._seconds.get(name, 0.0) + now_s - self._here.mark_s
         self._here.mark_s = now_s
         return now_s
+
+
+def waiting(
+    items: Generator[T, None, None], phases: Phases, name: str = "wait"
+) -> Generator[T, None, None]:
+    """Yield what a generator yields, and charge the time until each is there to a phase; closes it at the end."""
+    with closing(items):
+        while True:
+            with phases(name):
+                try:
+                    item = next(items)
+                except StopIteration:
+                    return
+            yield item
 
 
 class _Phase(AbstractContextManager[None]):

@@ -19,6 +19,8 @@ from syncline.errors import (
     TornUpdateError,
     TransportTimeoutError,
 )
+from syncline.sync.accounting import Moved
+from syncline.vllm import moving
 from syncline.vllm.control import Answers, Control, PauseMode
 
 MODES = ("keep", "wait", "abort")
@@ -60,12 +62,15 @@ class Committed:
         version: its number.
         stage_s: seconds of staging, beside generation; `pause_s`: from the pause to the resume, 0 without
             one; `apply_s`: of these, what the workers took.
+        moved: bytes to all workers and seconds by phase, over all of them, staging included; None where nothing
+            had to be put in, or a worker does not say.
     """
 
     version: int
     stage_s: float
     pause_s: float
     apply_s: float
+    moved: Moved | None = None
 
 
 def bring(
@@ -112,11 +117,13 @@ def bring(
         _checked("apply", control.call("syncline_apply", timeout_s=step_s))
         apply_s = time.monotonic() - applied_s
         reached("applied")
+        flushed_s = time.monotonic()
         control.reset_caches(step_s)
+        flush_s = time.monotonic() - flushed_s
         reached("caches_reset")
         control.set_label(str(version), step_s)
         reached("labelled")
-        _checked("finish", control.call("syncline_finish", timeout_s=step_s))
+        finished = _checked("finish", control.call("syncline_finish", timeout_s=step_s))
         reached("finished")
     except TornUpdateError:
         raise
@@ -125,7 +132,9 @@ def bring(
         raise
     control.resume(step_s)
     reached("resumed")
-    return Committed(version, stage_s, time.monotonic() - paused_s, apply_s)
+    pause_s = time.monotonic() - paused_s
+    moved = moving.heard(finished, flush_s, stage_s + pause_s)
+    return Committed(version, stage_s, pause_s, apply_s, moved)
 
 
 def _settle(control: Control, step_s: float) -> None:

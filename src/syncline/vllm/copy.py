@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from syncline.abc import Store, WeightSource
 from syncline.engines import MemoryEngine
 from syncline.sync import Receiver
+from syncline.sync.accounting import Moved
 from syncline.types import WINDOW_UNITS, Bits, Record
 from syncline.version import HeldVersion
 
@@ -33,6 +34,7 @@ class HostCopy(MemoryEngine):
         for meta, bits in source.tensors():
             self.add(meta)[:] = bits
         self._pending: list[Record] = []
+        self.moved: Moved | None = None
 
     @property
     def pending(self) -> Sequence[Record]:
@@ -46,7 +48,7 @@ class HostCopy(MemoryEngine):
 
         Returns what it holds then. What is pending is true after an error too.
         """
-        Receiver(store, self).sync(version, repair=repair)
+        self.moved = Receiver(store, self).sync(version, repair=repair).moved
         return self.held()
 
     def apply(self, records: Iterable[Record], held: HeldVersion) -> None:

@@ -36,6 +36,7 @@ from syncline.layouts import Layout, scatter
 from syncline.layouts.sharded import Shard, Sharding, dtensor_layout, flat_layout
 from syncline.sync import Ranks
 from syncline.sync.history import History
+from syncline.sync.metered import MeteredStore
 from syncline.types import Bits, TensorMeta
 
 Shards = dict[int, dict[str, Bits]]
@@ -396,7 +397,7 @@ def test_a_part_that_cannot_be_written_keeps_the_old_version(ending: str) -> Non
     store = Failing()
     store._objects = run.store._objects
     for made in run.made:
-        made._store = store
+        made._store = MeteredStore(store)
     store.ending, store.times = ending, 1
     before = run.tensors
     run.change()
@@ -490,7 +491,7 @@ def test_a_lost_answer_of_the_store_is_looked_up_or_said_to_be_unknown(is_mute: 
     store = Forgetful()
     store._objects = run.store._objects
     for made in run.made:
-        made._store = store
+        made._store = MeteredStore(store)
     leader = run.made[0]._leader
     leader._store = leader._owner._store = store
     store.loses, store.is_mute = True, is_mute

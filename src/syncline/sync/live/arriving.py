@@ -15,7 +15,7 @@ from syncline.format.bucket import Bucket, Cargo, Piece
 from syncline.sync.decode import Decoded, DecodedSpan, changed_units, to_record
 from syncline.sync.phases import Phases
 from syncline.sync.slices import Slice, in_batches
-from syncline.types import WINDOW_UNITS, ZERO, Bits, Span, TensorMeta, unsigned
+from syncline.types import WINDOW_UNITS, Bits, Span, TensorMeta, unsigned
 from syncline.version import Manifest, TensorEntry
 
 
@@ -73,7 +73,6 @@ class Arriving:
                     (piece, partial(change, piece.meta, span, view(piece.meta.name)))
                     for piece, span in _windows(bucket, bits)
                 )
-                yield from (Decoded(meta, None, ZERO, 0) for meta in _empty(bucket))
                 with closing(in_batches(work, self._phases)) as found:
                     yield from found
 
@@ -83,7 +82,7 @@ class Arriving:
         def prove(meta: TensorMeta, span: Span) -> DecodedSpan:
             with self._phases("decode"):
                 fingerprint = kernels.fingerprint(span.bits, span.start, kernels.seeds(meta.name))
-                return DecodedSpan(meta, span, fingerprint)
+                return DecodedSpan(meta, span if span.bits.size else None, fingerprint)
 
         with closing(self._buckets()) as buckets:
             for bucket, bits in buckets:
@@ -91,7 +90,6 @@ class Arriving:
                     (piece, partial(prove, piece.meta, span))
                     for piece, span in _windows(bucket, bits)
                 )
-                yield from (DecodedSpan(meta, None, ZERO) for meta in _empty(bucket))
                 with closing(in_batches(work, self._phases)) as found:
                     yield from found
 
@@ -124,14 +122,10 @@ def _windows(bucket: Bucket, bits: Bits) -> Iterator[tuple[Slice, Span]]:
 
 
 def _windows_of(piece: Piece, bits: Bits) -> Iterator[tuple[Slice, Span]]:
+    """Yield the windows of a piece; of an empty tensor one that is empty, at its place between the others."""
     units = bits[piece.offset : piece.stop].view(unsigned(piece.meta.unit_bytes))
     first = piece.start // piece.meta.unit_bytes
-    for start in range(0, units.size, WINDOW_UNITS):
+    for start in range(0, max(1, units.size), WINDOW_UNITS):
         window = units[start : start + WINDOW_UNITS]
         at = first + start
         yield Slice(piece.meta, range(at, at + window.size)), Span(at, window)
-
-
-def _empty(bucket: Bucket) -> list[TensorMeta]:
-    """Return the tensors of a bucket that have no elements."""
-    return [piece.meta for piece in bucket.pieces if not piece.meta.nbytes]

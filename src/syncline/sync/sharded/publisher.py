@@ -13,9 +13,11 @@ from syncline.errors import ConfigError, OutcomeUnknownError, SynclineError
 from syncline.format import names
 from syncline.layouts import Layout
 from syncline.sources import CheckpointSource
+from syncline.sync.accounting import Moved
 from syncline.sync.checks import check_kind
 from syncline.sync.detect import dense_windows
 from syncline.sync.history import History
+from syncline.sync.metered import MeteredStore
 from syncline.sync.options import PublisherOptions
 from syncline.sync.ownership import check_owned
 from syncline.sync.phases import Phases
@@ -80,7 +82,7 @@ class ShardedPublisher:
             raise ConfigError(
                 f"ranks: {ranks.size} ranks publish, the layout has {len(layout.placements)}"
             )
-        self._store = store
+        self._store = MeteredStore(store)
         self._layout = layout
         self._ranks = ranks
         self._observe = observe if observe is not None else ignore
@@ -107,7 +109,7 @@ class ShardedPublisher:
             full: write a full version also where a delta would do.
 
         Returns:
-            the same report on every rank; `seconds` are this rank's.
+            the same report on every rank; `seconds` and `moved` are this rank's.
 
         Raises:
             LayoutError: a tensor is unknown, missing, repeated, or of another dtype or shape.
@@ -126,6 +128,7 @@ class ShardedPublisher:
                 "this publisher does not know what the store holds; make new ones on all ranks"
             )
         phases = Phases()
+        before_bytes = self._store.wire_bytes
         if self._start.version is None:
             answer = self._step(lambda: self._first(weights, phases), phases)
         elif full:
@@ -133,6 +136,9 @@ class ShardedPublisher:
         else:
             answer = self._step(lambda: self._delta(weights, phases), phases)
         report = answer.require_report()
+        wire_bytes = self._store.wire_bytes - before_bytes
+        moved = Moved.of("store", report.kind, 1, wire_bytes, report.full_bytes, phases.seconds())
+        report = replace(report, moved=moved)
         if answer.is_anchor_due:
             anchor = self._step(lambda: self._from_shards(phases), phases)
             report = replace(report, anchor=anchor.require_report().version)
