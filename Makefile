@@ -18,6 +18,7 @@ setup: $(VENV)/.installed
 # The compiled core is rebuilt by the same stamp, so an edit of native/ is never tested in an old build.
 $(VENV)/.installed: pyproject.toml $(NATIVE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV), some 3 GB with torch: minutes, and silent"
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[torch,demo,interchange,test,lint]'
 	touch $@

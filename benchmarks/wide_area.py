@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -68,7 +69,8 @@ def in_namespace(name: str, role: str, arguments: argparse.Namespace, endpoint: 
     done = subprocess.run(
         ["ip", "netns", "exec", name, sys.executable, __file__, "--role", role, "--share",
          str(arguments.share), "--megabytes", str(arguments.megabytes),
-         "--part-mebibytes", str(arguments.part_mebibytes), "--rates-mbit", *map(str, arguments.rates_mbit)],
+         "--part-mebibytes", str(arguments.part_mebibytes), "--rounds", str(arguments.rounds),
+         "--rates-mbit", *map(str, arguments.rates_mbit)],
         env={**os.environ, **environment(endpoint), "ENDPOINT": endpoint},
         check=True,
         stdout=subprocess.PIPE,
@@ -101,10 +103,12 @@ def publish(arguments: argparse.Namespace) -> dict:
         anchor_every=None,
     )
     publisher.publish(source)
-    for _ in arguments.rates_mbit:
+    publishes_s = []
+    for _ in range(len(arguments.rates_mbit) * arguments.rounds):
         source.step(arguments.share)
-        report = publisher.publish(source)
-    return {"model_bytes": report.full_bytes}
+        report, seconds = timed(lambda: publisher.publish(source))
+        publishes_s.append(seconds)
+    return {"model_bytes": report.full_bytes, "publish_delta_s": statistics.median(publishes_s)}
 
 
 def pull(arguments: argparse.Namespace) -> dict:
@@ -119,32 +123,39 @@ def pull(arguments: argparse.Namespace) -> dict:
     service = s3_service(os.environ["ENDPOINT"], PREFIX)
     full, full_s = timed(lambda: receiver.sync(1))
     rate_bytes_per_s = arguments.rates_mbit[0] * 1e6 / 8
-    rows = []
-    for version, rate_mbit in enumerate(arguments.rates_mbit, 2):
-        hold_to(SERVER, "far", rate_mbit, "change")
-        delta, delta_s = timed(lambda version=version: receiver.sync(version))
+
+    def round_at(version: int) -> tuple[int, float, float, dict[str, float]]:
+        """Sync to a version, then get its parts with obstore alone."""
+        delta, delta_s = timed(lambda: receiver.sync(version))
         listed = obstore.list(service, f"weight_v{version:06d}")
         keys = [meta["path"] for batch in listed for meta in batch]
         parts = [key for key in keys if key.endswith(".safetensors")]
+        _, bare_s = timed(lambda: [obstore.get(service, key).bytes() for key in parts])
+        return delta.payload_bytes, delta_s, bare_s, delta.seconds
 
-        def bare(parts: list[str] = parts) -> int:
-            return sum(len(obstore.get(service, key).bytes()) for key in parts)
-
-        bare_bytes, bare_s = timed(bare)
-        nominal_s = delta.payload_bytes / (rate_mbit * 1e6 / 8)
+    rows = []
+    for number, rate_mbit in enumerate(arguments.rates_mbit):
+        hold_to(SERVER, "far", rate_mbit, "change")
+        first = 2 + number * arguments.rounds
+        rounds = [round_at(version) for version in range(first, first + arguments.rounds)]
+        sizes, deltas_s, bares_s, phases = zip(*rounds, strict=True)
+        nominal_s = statistics.median(sizes) / (rate_mbit * 1e6 / 8)
+        delta_s, bare_s = statistics.median(deltas_s), statistics.median(bares_s)
         rows.append(
             {
                 "rate_mbit": rate_mbit,
-                "delta_bytes": delta.payload_bytes,
-                "delta_s": delta_s,
-                "phases_s": delta.seconds,
-                "bare_bytes": bare_bytes,
-                "bare_s": bare_s,
+                "rounds": arguments.rounds,
+                "delta_bytes": statistics.median(sizes),
                 "nominal_s": nominal_s,
+                "delta_s": delta_s,
+                "delta_least_s": min(deltas_s),
+                "bare_s": bare_s,
+                "bare_least_s": min(bares_s),
                 "delta_over_nominal": delta_s / nominal_s,
                 "bare_over_nominal": bare_s / nominal_s,
                 "delta_over_bare": delta_s / bare_s,
                 "full_nominal_over_delta": full.payload_bytes / (rate_mbit * 1e6 / 8) / delta_s,
+                "phases_of_the_fastest_s": phases[deltas_s.index(min(deltas_s))],
             }
         )
     return {
@@ -189,6 +200,7 @@ def main() -> None:
     """Measure and print, or play one role in a namespace."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rates-mbit", type=int, nargs="+", default=[200, 50, 10])
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--pause-ms", type=int, default=40)
     parser.add_argument("--share", type=float, default=0.01)
     parser.add_argument("--megabytes", type=int, default=500)

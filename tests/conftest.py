@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
+import leftovers
 from faulty_proxy import FaultyProxy
 from s3_server import S3Server
 from syncline import arrays
@@ -32,6 +33,13 @@ settings.register_profile(
 )
 settings.register_profile("long", parent=settings.get_profile("ci"), max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_left() -> Iterator[None]:
+    """Fail a test file that leaves a thread, port, shared memory or temporary file of ours behind."""
+    with leftovers.none():
+        yield
 
 
 @pytest.fixture

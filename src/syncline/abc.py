@@ -133,9 +133,11 @@ class Store(ABC):
 
     Attributes:
         visible_within_s: how long after a write returned others may still not see it; 0: they do at once.
+        is_remote: each call costs a round trip to a service, and several at once are answered together.
     """
 
     visible_within_s: float = 0.0
+    is_remote: bool = False
 
     def __str__(self) -> str:
         return type(self).__name__

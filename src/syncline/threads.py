@@ -58,19 +58,22 @@ def in_order(jobs: Iterable[Job[T]], *, ahead: int | None = None) -> Generator[T
     return _in_order(_pool(threads, os.getpid()), jobs, threads + 1 if ahead is None else ahead)
 
 
-def one_ahead(jobs: Iterable[Job[T]]) -> Generator[T, None, None]:
-    """Yield the results of jobs that wait for something outside: while one is used, the next one runs.
+def ahead(jobs: Iterable[Job[T]], most: int = 1) -> Generator[T, None, None]:
+    """Yield the results of jobs that wait for something outside: while one is used, the next ones run.
 
-    They run on a thread of their own, so that waiting takes none from computing; with one thread, where
+    They run on threads of their own, so that waiting takes none from computing; with one thread, where
     their results are asked for. Raises as `in_order`.
+
+    Args:
+        most: how many run at once.
     """
     if config.threads() == 1:
         return (job() for job in jobs)
-    return _one_ahead(jobs)
+    return _ahead(jobs, most)
 
 
 class Background:
-    """A thread beside the caller's that runs one job at a time; none if `config.threads()` is 1.
+    """Threads beside the caller's, for `most` jobs at a time; none if `config.threads()` is 1.
 
     As a context manager it waits for the last job, whose error comes out there unless another one does.
 
@@ -82,13 +85,14 @@ class Background:
         [1]
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = 1) -> None:
+        self._most = most
         self._pool: ThreadPoolExecutor | None = None
-        self._running: Future[None] | None = None
+        self._running: deque[Future[object]] = deque()
 
     def __enter__(self) -> Self:
         if config.threads() > 1:
-            self._pool = ThreadPoolExecutor(1, thread_name_prefix="syncline-background")
+            self._pool = ThreadPoolExecutor(self._most, thread_name_prefix="syncline-background")
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
@@ -99,32 +103,40 @@ class Background:
             if self._pool is not None:
                 self._pool.shutdown()
 
-    def run(self, job: Job[None]) -> None:
-        """Start a job once the one before it has ended.
+    def run(self, job: Job[object]) -> None:
+        """Start a job once there is room for it.
 
         Raises:
-            Whatever the job before raised; then this one is not started.
+            Whatever the job that it waited for raised; then this one is not started.
         """
-        self.finish()
+        self.make_room()
         if self._pool is None:
             job()
         else:
-            self._running = _submit(self._pool, job)
+            self._running.append(_submit(self._pool, job))
 
-    def finish(self) -> None:
-        """Wait for the running job.
+    def make_room(self) -> None:
+        """Wait until fewer than `most` jobs are running.
 
         Raises:
-            Whatever it raised.
+            Whatever the first of them raised.
         """
-        running, self._running = self._running, None
-        if running is not None:
-            running.result()
+        while len(self._running) >= self._most:
+            self._running.popleft().result()
+
+    def finish(self) -> None:
+        """Wait for the running jobs.
+
+        Raises:
+            Whatever the first of them raised that failed.
+        """
+        while self._running:
+            self._running.popleft().result()
 
 
-def _one_ahead(jobs: Iterable[Job[T]]) -> Generator[T, None, None]:
-    with ThreadPoolExecutor(1, thread_name_prefix="syncline-ahead") as pool:
-        yield from _in_order(pool, jobs, 1)
+def _ahead(jobs: Iterable[Job[T]], most: int) -> Generator[T, None, None]:
+    with ThreadPoolExecutor(most, thread_name_prefix="syncline-ahead") as pool:
+        yield from _in_order(pool, jobs, most)
 
 
 def _in_order(

@@ -23,6 +23,23 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
     names: dict[str, object] = {"__name__": "example"}
     for code in blocks(page, "python"):
         exec(compile(code, str(page), "exec"), names)
+    # The page's program ends here, and with it what it has open.
+    for value in [
+        one for each in names.values() for one in (each if isinstance(each, list) else [each])
+    ]:
+        if type(value).__module__.startswith("syncline.") and hasattr(value, "close"):
+            value.close()
+
+
+@pytest.mark.parametrize(
+    "name", ["join-a-running-fleet", "parameter-server", "feed-a-hosted-deployment"]
+)
+def test_a_page_runs_again_where_it_was_tried_before(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = ROOT / "docs" / "how-to" / f"{name}.md"
+    for _ in range(2):
+        test_python_blocks_run(page, tmp_path, monkeypatch)
 
 
 def test_readme_has_a_quickstart() -> None:

@@ -1,4 +1,4 @@
-"""SIGKILL of trainer or engine at every named step of a delivery: the others finish, or fail and say who died."""
+"""Trainer or engine killed, or stopped, at named steps of a delivery: the others finish, or fail and say who it was."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from syncline.channels import (
     SharedMemoryInlet,
     SharedMemoryOutlet,
 )
-from syncline.errors import TransportError
+from syncline.errors import CommitError, TransportError
 from syncline.sync.checks import verify_engine
 from syncline.sync.live import deliver, take
 from syncline.types import Step
@@ -34,8 +35,11 @@ TRANSPORTS = ("shared-memory", *(("collective",) if find_spec("torch") else ()))
 VERSIONS = 3
 FATAL_VERSION = 2
 TIMEOUT_S = 20.0
+STOPPED_S = 3.0
+"""What is waited for those that stand still: long for those that only share a core."""
 DEADLINE_S = 120.0
 SHAPE = (64, 64)
+SLOW = partial(pytest.param, marks=pytest.mark.slow)
 
 pytestmark = pytest.mark.skipif(
     not Path("/dev/shm").is_dir(), reason="looks for what is left behind where Linux shows it"
@@ -52,15 +56,17 @@ def _weights(version: int) -> dict[str, np.ndarray]:
 
 
 class _Bomb:
-    """Kills this process when it reaches a step while a version is on its way."""
+    """Kills or stops this process when it reaches a step while a version is on its way."""
 
-    def __init__(self, step: str | None) -> None:
+    def __init__(self, step: str | None, how: signal.Signals) -> None:
         self.step = step
+        self.how = how
         self.is_armed = False
 
     def __call__(self, at: Step) -> None:
         if self.is_armed and at.name == self.step:
-            os.kill(os.getpid(), signal.SIGKILL)
+            self.is_armed = False
+            os.kill(os.getpid(), self.how)
 
 
 def _outlet(transport: str, folder: Path) -> Outlet:
@@ -73,26 +79,27 @@ def _outlet(transport: str, folder: Path) -> Outlet:
     return outlet
 
 
-def _inlet(transport: str, folder: Path, name: str) -> Inlet:
+def _inlet(transport: str, folder: Path, name: str, timeout_s: float) -> Inlet:
     if transport == "shared-memory":
-        return SharedMemoryInlet(str(folder / "path"), name=name, timeout_s=TIMEOUT_S)
+        return SharedMemoryInlet(str(folder / "path"), name=name, timeout_s=timeout_s)
     deadline_s = time.monotonic() + DEADLINE_S
     while not (folder / "address").exists():
         if time.monotonic() > deadline_s:
             raise TimeoutError("no trainer wrote its address")
         time.sleep(0.01)
     address = (folder / "address").read_text()
-    return CollectiveInlet(address, name=name, timeout_s=TIMEOUT_S)
+    return CollectiveInlet(address, name=name, timeout_s=timeout_s)
 
 
-def _trainer(transport: str, folder: Path, step: str | None) -> None:
-    bomb, outlet = _Bomb(step), _outlet(transport, folder)
+def _trainer(transport: str, folder: Path, step: str | None, how: signal.Signals) -> None:
+    bomb, outlet = _Bomb(step, how), _outlet(transport, folder)
+    timeout_s = TIMEOUT_S if how == signal.SIGKILL else STOPPED_S
     publisher = Publisher(
         open_store(folder / "run"),
         live=outlet,
         observe=bomb,
         bucket_bytes=4096,
-        live_timeout_s=TIMEOUT_S,
+        live_timeout_s=timeout_s,
     )
     outlet.wait(2, DEADLINE_S)  # type: ignore[attr-defined]
     missed = []
@@ -104,15 +111,19 @@ def _trainer(transport: str, folder: Path, step: str | None) -> None:
     (folder / "trainer.json").write_text(json.dumps(missed))
 
 
-def _engine(transport: str, folder: Path, name: str, step: str | None) -> None:
-    bomb, inlet, engine = _Bomb(step), _inlet(transport, folder, name), MemoryEngine()
+def _engine(transport: str, folder: Path, name: str, step: str | None, how: signal.Signals) -> None:
+    # An engine waits through the attempts that another one, which stands still, costs the trainer.
+    is_waiting = how == signal.SIGKILL or (step is None and not (folder / "trainer stops").exists())
+    timeout_s = TIMEOUT_S if is_waiting else STOPPED_S
+    bomb, inlet = _Bomb(step, how), _inlet(transport, folder, name, timeout_s)
+    engine = MemoryEngine()
     receiver = Receiver(inlet, engine, observe=bomb)
     error = None
     try:
         for version in range(1, VERSIONS + 1):
             bomb.is_armed = version == FATAL_VERSION
             receiver.sync()
-    except TransportError as caught:
+    except (TransportError, CommitError) as caught:
         error = f"{type(caught).__name__}: {caught}"
     held = engine.held()
     if held is not None:
@@ -144,34 +155,44 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(made)
 
 
-def _run(transport: str, folder: Path, victim: str, step: str) -> dict[str, Any]:
-    """Run a trainer and two engines, one of which dies; return what the others wrote."""
+def _run(
+    transport: str, folder: Path, victim: str, step: str, how: signal.Signals = signal.SIGKILL
+) -> dict[str, Any]:
+    """Run a trainer and two engines, one of which dies or stops; return what the others wrote.
+
+    One that stopped goes on when the others have ended; what it wrote then is returned, too.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         ["syncline", *(["torch.distributed"] if find_spec("torch") else [])]
     )
     processes = {
         "trainer": context.Process(
-            target=_trainer, args=(transport, folder, step if victim == "trainer" else None)
+            target=_trainer, args=(transport, folder, step if victim == "trainer" else None, how)
         )
     }
     for name in ("a", "b"):
         processes[name] = context.Process(
-            target=_engine, args=(transport, folder, name, step if victim == name else None)
+            target=_engine, args=(transport, folder, name, step if victim == name else None, how)
         )
+    if victim == "trainer" and how == signal.SIGSTOP:
+        (folder / "trainer stops").touch()
     before = set(Path("/dev/shm").iterdir())
     for process in processes.values():
         process.start()
     deadline_s = time.monotonic() + DEADLINE_S
     try:
-        for process in processes.values():
-            process.join(max(0.0, deadline_s - time.monotonic()))
+        for name in sorted(processes, key=lambda name: name == victim):
+            if how == signal.SIGSTOP and name == victim:
+                os.kill(processes[name].pid, signal.SIGCONT)
+            processes[name].join(max(0.0, deadline_s - time.monotonic()))
         codes = {name: process.exitcode for name, process in processes.items()}
     finally:
         for process in processes.values():
             process.kill()
             process.join()
-    assert codes.pop(victim) == -signal.SIGKILL
+    if how == signal.SIGKILL:
+        assert codes.pop(victim) == -signal.SIGKILL
     assert set(codes.values()) == {0}, codes
     # Other programs on this machine may have put segments there meanwhile; ours would name us.
     ours = ("syncline", *(str(process.pid) for process in processes.values()))
@@ -219,3 +240,33 @@ def test_a_trainer_that_dies_leaves_engines_on_whole_versions(transport, step, f
         SharedMemoryOutlet(str(folder / "path")).close()
     engine = MemoryEngine()
     assert Receiver(open_store(folder / "run"), engine, verify="full").sync().version == 2
+
+
+@pytest.mark.parametrize("step", ["take.bucket", *map(SLOW, ("take.answered", "take.voted"))])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_an_engine_that_stands_still_is_named_and_the_rest_goes_on(transport, step, folder):
+    found = _run(transport, folder, "b", step, signal.SIGSTOP)
+    assert found["a"]["version"] == VERSIONS
+    assert found["a"]["error"] is None
+    first, second, third = found["trainer"]
+    assert (first, set(second), set(third) - {"b"}) == ({}, {"b"}, set())
+    assert found["b"]["version"] in (FATAL_VERSION - 1, FATAL_VERSION)
+    assert "trainer" in found["b"]["error"]
+    for name in ("a", "b"):
+        assert found[name]["open"] == []
+        assert not found[name]["mapped"]
+
+
+@pytest.mark.parametrize(
+    "step", ["deliver.bucket_sent", *map(SLOW, ("deliver.offered", "deliver.voted"))]
+)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_trainer_that_stands_still_keeps_engines_until_their_deadline(transport, step, folder):
+    found = _run(transport, folder, "trainer", step, signal.SIGSTOP)
+    for name in ("a", "b"):
+        assert found[name]["version"] == FATAL_VERSION - 1
+        assert "Timeout" in found[name]["error"]
+        assert found[name]["open"] == []
+        assert not found[name]["mapped"]
+    first, second, third = found["trainer"]
+    assert (first, set(second), third) == ({}, {"a", "b"}, {})

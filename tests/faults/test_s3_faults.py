@@ -303,3 +303,50 @@ def test_a_publisher_that_lost_the_store_in_the_middle_of_its_put_commits_nothin
     engine = MemoryEngine()
     assert Receiver(direct, engine).sync().version == 2
     assert holds(engine, changed(first, 9))
+
+
+def test_a_small_delta_costs_few_requests(store: ObjectStore, faulty_proxy: FaultyProxy) -> None:
+    weights = {"w": np.zeros(1000, np.float32)}
+    publisher, receiver = Publisher(store), Receiver(store, MemoryEngine())
+    publisher.publish(weights)
+    receiver.sync()
+    publisher.publish(weights | {"w": np.full(1000, 1, np.float32)})
+    receiver.sync()
+    before = len(faulty_proxy.requests)
+    publisher.publish({"w": np.full(1000, 2, np.float32)})
+    # Part, index and manifest, each after a look at HEAD; a listing; the swap of HEAD.
+    assert len(faulty_proxy.requests) - before == 8
+    before = len(faulty_proxy.requests)
+    receiver.sync()
+    assert len(faulty_proxy.requests) - before == 4  # HEAD, manifest, listing, part
+
+
+def test_a_next_manifest_that_came_early_is_proved_or_asked_for_again(
+    store: ObjectStore, faulty_proxy: FaultyProxy
+) -> None:
+    publisher, engine = Publisher(store), MemoryEngine()
+    receiver = Receiver(store, engine)
+    publisher.publish({"w": np.zeros(1000, np.float32)})
+    receiver.sync()
+    for version, kind in ((2, "flip"), (3, "missing")):
+        publisher.publish({"w": np.full(1000, version, np.float32)})
+        fault = faulty_proxy.add(kind, "GET", f"weight_v00000{version}/manifest.json")
+        assert receiver.sync().version == version
+        assert fault.hits == 1
+    assert engine.view("w").view(np.float32).tolist() == [3.0] * 1000
+
+
+def test_small_parts_are_put_and_fetched_several_at_once(
+    store: ObjectStore, faulty_proxy: FaultyProxy
+) -> None:
+    weights = {f"w{number}": np.zeros(1000, np.float32) for number in range(8)}
+    publisher, engine = Publisher(store, part_bytes=4000), MemoryEngine()
+    receiver = Receiver(store, engine)
+    publisher.publish(weights)
+    receiver.sync()
+    faulty_proxy.pause_s = 0.02
+    for direction in (publisher.publish, lambda _: receiver.sync()):
+        faulty_proxy.most_at_once = 0
+        direction({name: bits + 1 for name, bits in weights.items()})
+        assert faulty_proxy.most_at_once >= 3
+    assert engine.view("w7").view(np.float32).tolist() == [1.0] * 1000

@@ -109,6 +109,32 @@ def test_verify_names_what_differs_and_how_many_elements(
     assert "is not version 3" in run("verify", store, wrong)[1]
 
 
+def test_verify_tells_a_directory_that_is_behind_from_one_that_is_damaged(
+    store: Path, run: Run, tmp_path: Path
+) -> None:
+    engine = tmp_path / "engine"
+    run("pull", store, engine, "--version", 1)
+    assert "by its own account it holds version 1" in run("verify", store, engine)[1]
+    run("pull", store, engine)
+    save_file(load_file(tmp_path / "c0" / "model.safetensors"), engine / "model.safetensors")
+    assert "`pull --repair` puts right" in run("verify", store, engine)[1]
+    assert "`pull --adopt`" in run("verify", store, tmp_path / "c0")[1]
+    run("pull", store, engine, "--repair")
+    assert run("verify", store, engine)[0] == 0
+
+
+def test_fsck_says_how_engines_get_round_a_damaged_version(
+    store: Path, run: Run, tmp_path: Path
+) -> None:
+    newest = tmp_path / "c2"
+    next((store / "weight_v000002").glob("*.safetensors")).unlink()
+    status, out, _ = run("fsck", store)
+    assert (status, "--base CHECKPOINT --full" in out) == (1, True)
+    assert run("publish", store, newest, "--base", newest, "--full")[0] == 0
+    assert run("pull", store, tmp_path / "engine")[0] == 0
+    assert run("verify", store, tmp_path / "engine")[0] == 0
+
+
 def test_fsck_finds_a_damaged_part(store: Path, run: Run) -> None:
     status, out, _ = run("fsck", store, "--deep")
     assert (status, out) == (0, "3 versions checked, 0 faults\n")

@@ -31,7 +31,7 @@ def test_results_come_in_the_order_of_their_jobs() -> None:
         return job
 
     assert list(threads.in_order(map(slow, range(40)))) == list(range(40))
-    assert list(threads.one_ahead(map(slow, range(5)))) == list(range(5))
+    assert list(threads.ahead(map(slow, range(5)))) == list(range(5))
     assert list(threads.in_order([])) == []
 
 

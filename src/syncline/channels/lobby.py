@@ -191,6 +191,10 @@ def join(
     while True:
         try:
             return _joined(_connect(address, deadline_s), transport, name, token, timeout_s)
+        except PermissionError as error:
+            raise ConfigError(
+                f"{address}: only processes of the trainer's user may join: {error.strerror}"
+            ) from error
         except (OSError, PeerLostError) as error:
             if time.monotonic() > deadline_s:
                 raise TransportTimeoutError(

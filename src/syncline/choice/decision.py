@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_args
 
 from syncline.choice.machine import REFERENCE, Machine
 from syncline.choice.matrix import MATRIX, PLACES, Place, Row, out_of_reach
@@ -130,13 +130,17 @@ def decide(
         transport: only this one; kind: only versions of this kind.
 
     Raises:
-        ConfigError: no row of the table is left; says why, row by row.
+        ConfigError: there is no such transport; or no row of the table is left: says why, row by row.
 
     Example:
         >>> chosen = decide(Topology(engines=8, fabric=True), Density(2_000_000_000, 0.01)).chosen
         >>> str(chosen), chosen.encoding
         ('fabric, delta: collective', 'packed')
     """
+    if transport is not None and transport not in get_args(Updater):
+        raise ConfigError(
+            f"transport: expected 'auto' or one of {', '.join(get_args(Updater))}, found {transport!r}"
+        )
     links = Links() if links is None else links
     options = [_option(row, topology, density, links, machine) for row in MATRIX]
     asked = [

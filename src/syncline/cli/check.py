@@ -12,6 +12,7 @@ import click
 from syncline import interchange
 from syncline.cli import foreign, output
 from syncline.cli.options import json_option, layout_option, store_argument
+from syncline.engines.checkpoint_dir import read_state
 from syncline.stores import open_store
 from syncline.sync.compare import Comparison, compare
 from syncline.sync.followed import number_of
@@ -19,6 +20,7 @@ from syncline.sync.foreign_check import check_foreign
 from syncline.sync.fsck import check_store
 from syncline.sync.layout import foreign_layout
 from syncline.sync.verify import verify_directory
+from syncline.version import HeldVersion
 
 _existing = click.Path(exists=True, path_type=Path)
 
@@ -48,6 +50,7 @@ def verify(store: str, directory: Path, version: str | None, layout: str, as_jso
         )
     elif mismatches:
         output.show_mismatches(f"{directory} is not version {at.version}", mismatches)
+        output.show_line(_what_it_holds(directory, at))
     else:
         output.show_line(
             f"{directory} holds exactly version {at.version}: {len(at.manifest.tensors)} tensors, "
@@ -55,6 +58,17 @@ def verify(store: str, directory: Path, version: str | None, layout: str, as_jso
         )
     if mismatches:
         sys.exit(1)
+
+
+def _what_it_holds(directory: Path, at: HeldVersion) -> str:
+    """Tell a directory that is behind from one that was damaged, by what it says of itself."""
+    state = read_state(directory)
+    if state is None:
+        return "Syncline does not keep this directory: `pull --adopt` takes it over"
+    held = state.held
+    if held is not None and held.sha256 != at.sha256:
+        return f"by its own account it holds version {held.version}: `pull` brings it to another"
+    return "`pull --repair` puts right what differs"
 
 
 @click.command()
@@ -88,6 +102,11 @@ def fsck(store: str, deep: bool, layout: str, as_json: bool) -> None:
             )
         kind = "" if found is None else f" in the layout {found.name}"
         output.show_line(f"{versions} versions{kind} checked, {faults} faults")
+        if faults and found is None:
+            output.show_line(
+                "Engines go round a damaged version by a full one: syncline publish STORE CHECKPOINT --base "
+                "CHECKPOINT --full, with a checkpoint that holds the newest version"
+            )
     if faults:
         sys.exit(1)
 

@@ -16,6 +16,7 @@ from syncline.trace import Trace
 
 
 @click.command()
+@click.argument("what", type=click.Choice(["kernels", "transports"]), default="kernels")
 @click.option(
     "--density", type=click.FloatRange(0, 1, min_open=True), default=0.01, show_default=True
 )
@@ -25,9 +26,26 @@ from syncline.trace import Trace
     type=click.Path(dir_okay=False, path_type=Path),
     help="Publish and sync a synthetic model instead, and write what ran when for ui.perfetto.dev.",
 )
+@click.option(
+    "--mib", type=click.IntRange(min=1), default=64, show_default=True, help="transports: weights."
+)
+@click.option(
+    "--bucket-kib", type=click.IntRange(min=4), multiple=True, help="transports: sizes to sweep."
+)
+@click.option("--runs", type=click.IntRange(min=1), default=5, help="transports: of each.")
+@click.option(
+    "--picture",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="transports: draw seconds and memory over the bucket size into this PNG.",
+)
 @json_option
-def bench(density: float, trace_path: Path | None, as_json: bool) -> None:
-    """Measure kernels and codecs here, against this machine's memory and plain torch operations."""
+def bench(
+    what: str, density: float, trace_path: Path | None, as_json: bool, **options: Any
+) -> None:
+    """Measure this machine: kernels and codecs (default), or transports with buckets of several sizes."""
+    if what == "transports":
+        _bench_transports(as_json=as_json, **options)
+        return
     from syncline.bench import bench_codecs, bench_kernels  # noqa: PLC0415 - only here
 
     if trace_path is not None:
@@ -73,6 +91,36 @@ def bench(density: float, trace_path: Path | None, as_json: bool) -> None:
                 f"{row.bound_bytes / row.payload_bytes:.0%}",
                 f"{row.encode_bytes_per_s / 1e9:.2f}",
                 f"{row.decode_bytes_per_s / 1e9:.2f}",
+            )
+            for row in rows
+        ],
+    )
+
+
+def _bench_transports(
+    mib: int, bucket_kib: tuple[int, ...], runs: int, picture: Path | None, *, as_json: bool
+) -> None:
+    from syncline.bench import BUCKET_BYTES, bench_transports, draw_transports  # noqa: PLC0415
+
+    buckets = [kib << 10 for kib in bucket_kib] if bucket_kib else BUCKET_BYTES
+    rows = bench_transports(mib << 20, buckets=buckets, runs=runs)
+    if picture is not None:
+        draw_transports(rows, picture)
+    if as_json:
+        output.show_json({"figures": [asdict(row) | {"of_bare": row.of_bare} for row in rows]})
+        return
+    output.show_table(
+        f"{output.size(mib << 20)} to a second process; bare: memcpy, torch.distributed, a file, a socket",
+        ("transport", "bucket", "ms", "GB/s", "bare ms", "of bare", "peak memory"),
+        [
+            (
+                row.transport,
+                f"{row.bucket_bytes >> 10} KiB",
+                f"{1e3 * row.seconds:.1f}",
+                f"{row.nbytes / row.seconds / 1e9:.2f}",
+                f"{1e3 * row.bare_s:.1f}",
+                f"{row.of_bare:.0%}",
+                output.size(row.peak_bytes),
             )
             for row in rows
         ],

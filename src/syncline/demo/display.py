@@ -1,7 +1,8 @@
 """What the demo shows while it runs: a table that grows by a row a step, or JSON lines.
 
 Rows are printed as they come, so the table reads the same in a terminal, a pipe and a CI log; in a
-terminal a line below it says what is being done right now.
+terminal a line below it says what is being done right now. Setting up takes a minute or two, so elsewhere
+what is being done until then is printed too: a silent program looks like one that hangs.
 """
 
 from __future__ import annotations
@@ -121,17 +122,21 @@ class TableDisplay(Display):
     def __init__(self, console: Console) -> None:
         self._console = console
         self._status = console.status("starting")
+        self._is_set_up = False
 
     def live(self) -> AbstractContextManager[Any]:
         """Return the context that keeps the status line on the terminal."""
         return self._status
 
     def phase(self, doing: str) -> None:
-        """Change the status line."""
+        """Change the status line; print it where there is none."""
         self._status.update(f"[dim]{doing}[/dim]")
+        if not (self._console.is_terminal or self._is_set_up):
+            self._console.print(f"{doing} ...", highlight=False)
 
     def base(self, report: BaseReport) -> None:
         """Print what is trained, then the head of the table."""
+        self._is_set_up = True
         cut = (
             f", vocabulary cut from {report.vocabulary_before:,} to {report.vocabulary:,} tokens"
             if report.vocabulary < report.vocabulary_before

@@ -27,7 +27,8 @@ class TorchModule(Engine):
 
     Raises:
         LayoutError: an entry has no plain memory (DTensor, quantised, meta, overlapping).
-        ConfigError: an entry of the state dict is no parameter or buffer; list the others in `names`.
+        ConfigError: `module` is none; or an entry of the state dict is no parameter or buffer: list the
+            others in `names`.
 
     Tied parameters (one memory, several names) are one tensor with the first name; the other names are
     understood wherever a version uses them, see `Tied`. Parameters that were replaced since the version
@@ -40,6 +41,10 @@ class TorchModule(Engine):
     """
 
     def __init__(self, module: Any, names: Mapping[str, str] | None = None) -> None:
+        if not callable(getattr(module, "state_dict", None)):
+            raise ConfigError(
+                f"module: expected a torch.nn.Module, found {type(module).__name__}; pass the model itself"
+            )
         self._module = module
         entries = module.state_dict(keep_vars=True)
         self._names = {entry: entry for entry in entries} if names is None else dict(names)

@@ -8,11 +8,10 @@ others end by the deadline with what they held, and the error names who it was.
 from __future__ import annotations
 
 import base64
-import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -24,24 +23,20 @@ from syncline.errors import (
     PeerLostError,
     SynclineError,
     TransportTimeoutError,
-    VerifyError,
 )
 from syncline.format import strict_json
 from syncline.hosts import messages
-from syncline.hosts.loading import require
 from syncline.hosts.planning import Fleet, Receiver, plan_update
+from syncline.hosts.proving import prove, read_rest
 from syncline.hosts.roads import Roads
 from syncline.hosts.sizing import Buckets, size_buckets
 from syncline.hosts.sources import Sources, find_sources
 from syncline.hosts.wire import fellow_of
 from syncline.peers.streams import Deadline
-from syncline.plan import Assignment, Plan
 from syncline.sync.accounting import Moved
-from syncline.types import ZERO, Fingerprint
 
 _POLL_S = 0.01
 _LAST_WORD_S = 1.0
-_HEX = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +145,7 @@ class ParameterServer:
             update.tell("begin", offers=encoded, timeout_ms=int(timeout_s * 1000))
             update.start()
             ready = update.hear_all("ready")
-            receivers = _receivers(ready, sources)
+            receivers = _receivers(ready, sources, self._fleet.engines * self._fleet.ranks)
             wanted = {name: messages.number(said, "wanted_bytes") for name, said in ready.items()}
             staged = size_buckets(
                 [messages.number(said, "free_bytes") for said in ready.values()],
@@ -175,9 +170,15 @@ class ParameterServer:
             for fellow in fellows:
                 fellow_of(fellow.encode(), assignment.digest)
             update.tell("read", fellows=fellows)
+            names = {receiver.number: receiver.name for receiver in receivers}
+            layout = self._fleet.layout
+            rest = {}
+            if layout is not None:
+                rest = read_rest(sources, plan, assignment, names, layout.catalog, roads, deadline)
             prepared = update.hear_all("prepared")
-            if self._fleet.layout is not None:
-                _prove(sources, plan, assignment, receivers, prepared)
+            if layout is not None:
+                pieces = {name: messages.texts(said, "pieces") for name, said in prepared.items()}
+                prove(sources, plan, assignment, names, pieces, rest)
             update.commit(sources.held.version)
         except BaseException as error:
             update.abort(error)
@@ -345,7 +346,9 @@ class _Update:
             self._failure.append(error)
 
 
-def _receivers(ready: Mapping[str, Mapping[str, Any]], sources: Sources) -> list[Receiver]:
+def _receivers(
+    ready: Mapping[str, Mapping[str, Any]], sources: Sources, count: int
+) -> list[Receiver]:
     """Return the workers by number; all must have found the hosts that the server found."""
     hosts = [source.offer.host for source in sources.hosts]
     for worker, said in ready.items():
@@ -357,43 +360,11 @@ def _receivers(ready: Mapping[str, Mapping[str, Any]], sources: Sources) -> list
         Receiver(worker, messages.number(said, "number"), messages.text(said, "machine"))
         for worker, said in ready.items()
     ]
+    for receiver in found:
+        if receiver.number >= count:
+            raise ConfigError(
+                f"worker {receiver.name}: its number is {receiver.number}, the fleet has {count} receivers"
+            )
     if len({receiver.number for receiver in found}) != len(found):
         raise ConfigError(f"workers: two have the same number: {found}")
     return sorted(found, key=lambda receiver: receiver.number)
-
-
-def _prove(
-    sources: Sources,
-    plan: Plan,
-    assignment: Assignment,
-    receivers: Collection[Receiver],
-    prepared: Mapping[str, Mapping[str, Any]],
-) -> None:
-    """Check that all copies of every piece agree, and that the pieces add up to the manifest's tensors.
-
-    Where only some ranks of an engine take part, tensors of which they do not get all are held against their
-    other copies alone.
-    """
-    names = {receiver.number: receiver.name for receiver in receivers}
-    said = {name: iter(messages.texts(fields, "pieces")) for name, fields in prepared.items()}
-    totals: dict[str, Fingerprint] = {}
-    whole = {transfer.piece.name: True for bucket in plan.buckets for transfer in bucket}
-    for bucket, fetches in zip(plan.buckets, assignment.buckets, strict=True):
-        copies: dict[int, dict[str, str]] = {}
-        for target in sorted(names):
-            for index in sorted(f.piece for f in fetches if f.target == target):
-                hexadecimal = next(said[names[target]], "")
-                copies.setdefault(index, {})[names[target]] = hexadecimal
-        for index, transfer in enumerate(bucket):
-            piece = transfer.piece
-            if index not in copies:
-                whole[piece.name] = False
-                continue
-            found = set(copies[index].values())
-            if len(found) != 1 or _HEX.fullmatch(text := found.pop()) is None:
-                raise VerifyError(f"{piece}: workers read different bits: {copies[index]}")
-            before = totals.get(piece.name, ZERO)
-            totals[piece.name] = before + Fingerprint.from_hex(text)
-    for name, total in totals.items():
-        if whole[name]:
-            require(sources.held, name, total)

@@ -113,7 +113,7 @@ class Taker:
         jobs = (partial(self._fill, number) for number in range(len(self._plan.buckets)))
         if self._staged.count == 1:
             return waiting((job() for job in jobs), self._phases)
-        return waiting(threads.one_ahead(jobs), self._phases)
+        return waiting(threads.ahead(jobs), self._phases)
 
     def linger(self) -> None:
         """Wait until nobody needs a bucket of this side any more; who is gone by then needs none."""

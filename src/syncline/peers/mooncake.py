@@ -54,8 +54,8 @@ class MooncakePeer(PeerMemory):
         TransportUnavailableError: the package, or a library that it needs, is missing, or is too old.
         ConfigError: the ports are not accepted.
 
-    After a `TransportTimeoutError` the read may still be under way: this object refuses to go on, its memory
-    must stay, and only `close` is left.
+    After a `TransportTimeoutError` the read may still be under way: this object refuses to go on
+    (`TransportUnavailableError`), its memory must stay, and only `close` is left.
     """
 
     name = "mooncake"
@@ -86,6 +86,7 @@ class MooncakePeer(PeerMemory):
         self._regions = Regions()
         self._lock = threading.Lock()
         self._broken: str | None = None
+        self._is_closed = False
         self._kept: list[ByteArray] = []
 
     def register(self, region: str, memory: ByteArray) -> None:
@@ -131,7 +132,7 @@ class MooncakePeer(PeerMemory):
         """Take all regions back. The engine's threads and ports live as long as this object."""
         for region in self._regions.names():
             self.unregister(region)
-        self._broken = "was closed"
+        self._is_closed = True
         if not self._kept:
             self._engine = None
 
@@ -192,8 +193,10 @@ class MooncakePeer(PeerMemory):
         return failed
 
     def _check_usable(self) -> None:
+        if self._is_closed:
+            raise ConfigError("this Mooncake peer was closed; make a new one")
         if self._broken is not None:
-            raise ConfigError(f"this Mooncake peer {self._broken}; make a new one")
+            raise TransportUnavailableError(f"this Mooncake peer {self._broken}; make a new one")
 
 
 def _within(timeout_s: float, call: Callable[[], list[int]]) -> list[int]:

@@ -76,6 +76,7 @@ class NixlPeer(PeerMemory):
         self._peers: dict[str, bytes] = {}
         self._lock = threading.Lock()
         self._broken: str | None = None
+        self._is_closed = False
 
     def register(self, region: str, memory: ByteArray) -> None:
         """Make memory readable; see `PeerMemory.register`."""
@@ -128,7 +129,7 @@ class NixlPeer(PeerMemory):
         """Take all regions back and end the agent; harmless when called again."""
         for region in self._regions.names():
             self.unregister(region)
-        self._broken = "was closed"
+        self._is_closed = True
         self._agent = None
 
     def _meet(self, described: Description) -> None:
@@ -190,8 +191,10 @@ class NixlPeer(PeerMemory):
             self._broken = "has a read that could not be cancelled"
 
     def _check_usable(self) -> None:
+        if self._is_closed:
+            raise ConfigError("this NIXL peer was closed; make a new one")
         if self._broken is not None:
-            raise ConfigError(f"this NIXL peer {self._broken}; make a new one")
+            raise TransportUnavailableError(f"this NIXL peer {self._broken}; make a new one")
 
 
 def _mapped(error: Exception, described: Description) -> TransportError:

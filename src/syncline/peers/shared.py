@@ -178,6 +178,7 @@ class SharedPeer(PeerMemory):
             self.unregister(region)
         with self._lock:
             pages, self._pages = self._pages, []
+            self._table = np.zeros(0, "<u8")  # a closed object may live on, its pages need not
             self._mapped.clear()
         for one in pages:
             os.close(one.descriptor)

@@ -74,8 +74,8 @@ def serve(
         raise _missing() from error
     if token is None and not is_loopback(host):
         raise ConfigError(
-            f"host {host}: expected a token, since other machines can reach this address; pass one, or "
-            "listen on 127.0.0.1"
+            f"host {host}: expected a token, since other machines can reach this address; pass one "
+            "(--token-env NAME), or listen on 127.0.0.1"
         )
     listed = [replicas] if isinstance(replicas, Replica) else list(replicas)
     config = uvicorn.Config(

@@ -37,6 +37,7 @@ class HookedStore(Store):
         self._post_write = _nothing if post_write is None else post_write
         self._pre_read = _nothing if pre_read is None else pre_read
         self.visible_within_s = store.visible_within_s
+        self.is_remote = store.is_remote
 
     def __str__(self) -> str:
         return str(self._store)

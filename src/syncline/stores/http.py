@@ -27,6 +27,8 @@ class HttpStore(Store):
         TransportUnavailableError: anything that lists.
     """
 
+    is_remote = True
+
     def __init__(self, store: Any, *, name: str, deadline_s: float = DEADLINE_S) -> None:
         self._name = name
         self._objects = ObjectStore(store, name=name, deadline_s=deadline_s)

@@ -6,11 +6,11 @@ guarantees). This code has met only a local stand-in of the calls that it makes,
 
 from __future__ import annotations
 
-import shutil
+import os
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,8 +47,8 @@ class HubStore(RemoteStore):
     Raises, besides what `Store` says:
         TransportUnavailableError: huggingface_hub is not installed, or too old to know buckets.
 
-    An object is downloaded whole to a temporary file when a part of it is first asked for, and kept until another
-    one is. Memory: a few MiB. Disk: one object.
+    An object is downloaded whole to a temporary file when a part of it is first asked for, and kept, without
+    a name, until another one is. Memory: a few MiB. Disk: one object.
     """
 
     def __init__(
@@ -93,9 +93,8 @@ class _Bucket:
         self._api = api
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
-        self._kept = Path(tempfile.mkdtemp(prefix="syncline-hub-"))
-        weakref.finalize(self, shutil.rmtree, self._kept, ignore_errors=True)
-        self._kept_hash: str | None = None
+        self._kept: tuple[str, int] | None = None
+        self._let_go: Callable[[], object] = _nothing
         self._one_at_a_time = threading.Lock()
 
     def read(self, key: str) -> tuple[bytes, dict[str, str]] | None:
@@ -177,16 +176,31 @@ class _Bucket:
         if found.size == 0:
             return b""
         with self._one_at_a_time:
-            path = self._kept / "object"
-            if self._kept_hash != found.xet_hash:
-                self._kept_hash = None
-                path.unlink(missing_ok=True)
-                with _failing(f"get {key}"):
-                    self._api.download_bucket_files(self._bucket, [(found, path)])
-                self._kept_hash = found.xet_hash
-            with path.open("rb") as file:
-                file.seek(start)
-                return file.read(end - start)
+            if self._kept is None or self._kept[0] != found.xet_hash:
+                self._kept = None
+                self._let_go()
+                descriptor = self._downloaded(key, found)
+                self._let_go = weakref.finalize(self, os.close, descriptor)
+                self._kept = found.xet_hash, descriptor
+            return os.pread(self._kept[1], end - start, start)
+
+    def _downloaded(self, key: str, found: Any) -> int:
+        """Return an object as an open file without a name, which goes with this process."""
+        with (
+            _failing(f"get {key}"),
+            tempfile.TemporaryDirectory(prefix="syncline-hub-") as folder,
+        ):
+            path = Path(folder) / "object"
+            self._api.download_bucket_files(self._bucket, [(found, path)])
+            if path.stat().st_size != found.size:
+                raise StoreError(
+                    f"get {key}: expected {found.size} bytes, the Hub gave {path.stat().st_size}; try again"
+                )
+            return os.open(path, os.O_RDONLY)
+
+
+def _nothing() -> None:
+    """Let nothing go: no object was downloaded yet."""
 
 
 def _api() -> Any:

@@ -41,6 +41,7 @@ class LaggingStore(Store):
             raise ConfigError("within_s: expected more than 0 seconds")
         self._store = store
         self.visible_within_s = within_s
+        self.is_remote = store.is_remote
         self._patience = Patience(within_s, clock=clock, sleep=sleep)
 
     def __str__(self) -> str:

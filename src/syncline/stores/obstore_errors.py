@@ -28,6 +28,17 @@ _USER = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/\s@]*@", re.IGNORECASE)
 _QUERY = re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s?#]*)\?[^\s]*", re.IGNORECASE)
 _STATUS = re.compile(r"status code: (\d{3})")
 _PASSING_STATUS = ("408", "409", "429")
+_HINTS = (
+    (
+        "builder error",
+        "an endpoint without TLS (http://) must be allowed, for S3 with AWS_ALLOW_HTTP=true",
+    ),
+    ("169.254.169.254", "no credentials are in the environment, for S3 AWS_ACCESS_KEY_ID"),
+    ("404 Not Found", "does the bucket exist?"),
+    ("403 Forbidden", "may these credentials do that?"),
+    ("error sending request", "is the address right, and can it be reached from here?"),
+)
+"""What in obstore's message stands for which everyday mistake; the first that is found."""
 _WIRE = re.compile(
     r"HTTP error|error sending request|response body|connection|timed out", re.IGNORECASE
 )
@@ -69,7 +80,8 @@ def mapped(doing: str, error: Exception) -> TransportError | VersionConflictErro
             f"{doing}: this object store lacks a conditional operation that Syncline needs; "
             f"configure it, or use another store: {reason}"
         )
-    return StoreError(f"{doing}: {reason}")
+    hint = next((f"; {hint}" for sign, hint in _HINTS if sign in reason), "")
+    return StoreError(f"{doing}: {reason}{hint}")
 
 
 def taken(doing: str) -> ObjectExistsError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from os import PathLike, fspath
@@ -27,6 +28,7 @@ _CLOUDS = (_R2, ".amazonaws.com", ".blob.core.windows.net", ".dfs.core.windows.n
 _S3_COPY = {"copy_if_not_exists": "multipart"}
 _R2_COPY = {"copy_if_not_exists": "header:cf-copy-destination-if-none-match:*"}
 _STALLED_S = 30
+_ONE_SLASH = re.compile(r"[a-z][a-z0-9]+:/(?!/)", re.IGNORECASE)
 _BACK_OFF = {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5)}
 
 
@@ -43,13 +45,15 @@ def open_store(where: str | PathLike[str]) -> Store:
     `docs/reference/settings.md`.
 
     Raises:
-        ConfigError: the URL is of no kind that is known.
+        ConfigError: it is no path and no URL of a kind that is known.
         TransportUnavailableError: the kind needs a package that is not installed.
 
     Example:
         >>> open_store("memory://").list()
         []
     """
+    if not isinstance(where, str | PathLike) or not fspath(where):
+        raise ConfigError(f"a store: expected a path or URL, found {where!r}")
     store = _opened(fspath(where))
     within_s = config.store_visible_within_s()
     return LaggingStore(store, within_s) if within_s > 0 else store
@@ -58,6 +62,11 @@ def open_store(where: str | PathLike[str]) -> Store:
 def _opened(text: str) -> Store:
     scheme, separator, rest = text.partition("://")
     if not separator:
+        if _ONE_SLASH.match(text):
+            raise ConfigError(
+                f"{text}: expected a path, or a URL with two slashes, {text.replace(':/', '://', 1)}; a "
+                f"directory of such a name is ./{text}"
+            )
         return FilesystemStore(text)
     if scheme == "file":
         return FilesystemStore(_local_path(text, rest))

@@ -47,6 +47,8 @@ class RemoteStore(Store):
     Safe to use from many threads.
     """
 
+    is_remote = True
+
     def __init__(
         self,
         service: Objects,

@@ -46,10 +46,7 @@ class Service:
 
         def attempt() -> tuple[bytes, dict[str, str]]:
             found = obstore.get(self._store, key)
-            tags = {"e_tag": found.meta["e_tag"], "version": found.meta["version"]}
-            return bytes(found.bytes()), {
-                name: tag for name, tag in tags.items() if tag is not None
-            }
+            return bytes(found.bytes()), _condition(found.meta)
 
         try:
             return self._call(f"get {key}", attempt)
@@ -114,16 +111,21 @@ class Service:
             ],
         )
 
-    def put_if(self, key: str, content: bytes, mode: Any, mark: str) -> None:
-        """Put an object in one request under a condition; raises obstore's own errors, tries once."""
+    def put_if(self, key: str, content: bytes, mode: Any, mark: str) -> dict[str, str]:
+        """Put an object in one request under a condition; raises obstore's own errors, tries once.
+
+        Returns the condition under which the object is still this one; empty if the service tells none.
+        """
         attributes = {MARK: mark} if self._takes_marks else None
         try:
-            obstore.put(self._store, key, content, mode=mode, attributes=attributes)
+            return _condition(
+                obstore.put(self._store, key, content, mode=mode, attributes=attributes)
+            )
         except (NotImplementedError, NotSupportedError):
             if not self._takes_marks:
                 raise
             self._takes_marks = False
-            self.put_if(key, content, mode, mark)
+            return self.put_if(key, content, mode, mark)
 
     def copy_if_free(self, source: str, key: str) -> None:
         """Let the service copy an object to a free key; raises obstore's own errors, tries once."""
@@ -165,6 +167,11 @@ class Service:
     def _call(self, doing: str, attempt: Callable[[], T]) -> T:
         with failing(doing):
             return self._patience.call(attempt, is_passing)
+
+
+def _condition(meta: Any) -> dict[str, str]:
+    """Return what tells one content of an object from another, as far as the service says it."""
+    return {name: meta[name] for name in ("e_tag", "version") if meta[name] is not None}
 
 
 @contextmanager

@@ -66,6 +66,7 @@ class Conditional:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._swapped: dict[str, tuple[bytes, dict[str, str]]] = {}
 
     def create(self, key: str, content: bytes) -> None:
         """Put an object where none is; see `Writes`."""
@@ -88,18 +89,22 @@ class Conditional:
         mark = secrets.token_hex(8)
 
         def attempt() -> None:
+            known = self._swapped.pop(key, None)
             try:
-                mode = "create" if expected is None else self._condition(key, expected)
+                mode = "create" if expected is None else self._condition(key, expected, known)
                 if mode is not None:
-                    self._service.put_if(key, new, mode, mark)
+                    self._swapped[key] = new, self._service.put_if(key, new, mode, mark)
                     return
             except _MET:
                 pass
             except FileNotFoundError:
                 if expected is None:  # not the object is missing then, but the bucket
                     raise
-            if self._service.mark(key) != mark:
+            if self._service.mark(key) == mark:
+                return
+            if known is None:
                 raise moved_on(f"swap {key}")
+            attempt()  # it may have been written anew with the very content that is expected
 
         self._service.conditionally(f"swap {key}", attempt)
 
@@ -119,8 +124,15 @@ class Conditional:
 
         self._service.conditionally(f"put {key}", attempt)
 
-    def _condition(self, key: str, expected: bytes) -> dict[str, str] | None:
-        """Return the condition under which the object is still the expected one; None if it is not now."""
+    def _condition(
+        self, key: str, expected: bytes, known: tuple[bytes, dict[str, str]] | None
+    ) -> dict[str, str] | None:
+        """Return the condition under which the object is still the expected one; None if it is not now.
+
+        What this store is known to have written last is not read: if it is no longer there, the condition fails.
+        """
+        if known is not None and known[0] == expected and known[1]:
+            return known[1]
         found = self._service.read(key)
         if found is None or found[0] != expected:
             return None
@@ -217,7 +229,7 @@ def _probe(service: Service) -> bool:
         service.remove(copied)
 
 
-def _is_done(service: Service, attempt: Callable[[], None]) -> bool:
+def _is_done(service: Service, attempt: Callable[[], object]) -> bool:
     try:
         service.conditionally("probe", attempt)
     except (VersionConflictError, ObjectExistsError, TransportUnavailableError):
@@ -229,7 +241,7 @@ def _is_done(service: Service, attempt: Callable[[], None]) -> bool:
     return True
 
 
-def _is_refused(service: Service, attempt: Callable[[], None]) -> bool:
+def _is_refused(service: Service, attempt: Callable[[], object]) -> bool:
     try:
         service.conditionally("probe", attempt)
     except (VersionConflictError, ObjectExistsError):

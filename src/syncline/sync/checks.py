@@ -60,21 +60,32 @@ def check_layout(found: Mapping[str, TensorMeta], manifest: Manifest) -> None:
     Raises:
         LayoutError: lists names that are missing, extra, or of another dtype or shape.
     """
+    faults = _differences(found, manifest)
+    if faults:
+        buffers = (
+            "; unknown ones that are buffers are published with state_dict(), not named_parameters()"
+            if any(name not in manifest.by_name for name in found)
+            else ""
+        )
+        raise LayoutError(
+            f"the engine's tensors are not those of version {manifest.version}: {listed(faults)}; give the "
+            "engine the run's model in its dtypes, under its names (TorchModule(module, names=...)), or follow "
+            f"another store{buffers}",
+            version=manifest.version,
+        )
+
+
+def _differences(found: Mapping[str, TensorMeta], manifest: Manifest) -> list[str]:
     wanted = {entry.meta.name: entry.meta for entry in manifest.tensors}
     # Tied names are found without being listed, so names are looked up and not subtracted.
     faults = [f"missing {name}" for name in sorted(wanted) if name not in found]
     faults += [f"unknown {name}" for name in sorted(found) if name not in wanted]
-    faults += [
+    return faults + [
         f"{name} is {found[name].dtype} {list(found[name].shape)} instead of "
         f"{wanted[name].dtype} {list(wanted[name].shape)}"
         for name in sorted(wanted)
         if name in found and found[name] != wanted[name]
     ]
-    if faults:
-        raise LayoutError(
-            f"the engine's tensors are not those of version {manifest.version}: {listed(faults)}",
-            version=manifest.version,
-        )
 
 
 def check_link(manifest: Manifest, base: Manifest) -> None:
@@ -92,7 +103,13 @@ def check_link(manifest: Manifest, base: Manifest) -> None:
         )
     if manifest.kind == "full":
         return
-    check_layout({entry.meta.name: entry.meta for entry in base.tensors}, manifest)
+    faults = _differences({entry.meta.name: entry.meta for entry in base.tensors}, manifest)
+    if faults:
+        raise FormatError(
+            f"version {manifest.version} has other tensors than version {base.version}, on which it was "
+            f"made: {listed(faults)}",
+            version=manifest.version,
+        )
     for entry in manifest.tensors:
         if (
             entry.encoding is None
@@ -115,15 +132,19 @@ def check_tensor(meta: TensorMeta, base: Manifest, seen: Container[str]) -> None
     entry = base.by_name.get(meta.name)
     if entry is None:
         raise LayoutError(
-            f"tensor {meta.name!r} is not in the base, version {base.version}; "
-            "a run's tensors are fixed by its first version",
+            f"tensor {meta.name!r} is not in the base, version {base.version}: a run's tensors are fixed by "
+            "its first version; publish those, or begin a new run in an empty store",
             tensor=meta.name,
         )
     if entry.meta != meta:
+        remedy = (
+            "publish the working copy in the dtype that the engines load"
+            if entry.meta.shape == meta.shape
+            else "another model needs a store of its own"
+        )
         raise LayoutError(
             f"tensor {meta.name!r}: expected {entry.meta.dtype} {list(entry.meta.shape)} as in "
-            f"version {base.version}, found {meta.dtype} {list(meta.shape)}; "
-            "publish the working copy in the dtype that the engines load",
+            f"version {base.version}, found {meta.dtype} {list(meta.shape)}; {remedy}",
             tensor=meta.name,
         )
 
@@ -134,7 +155,7 @@ def check_complete(base: Manifest, seen: Container[str]) -> None:
     if missing:
         raise LayoutError(
             f"{len(missing)} tensors of version {base.version} were not published: "
-            f"{listed(missing)}; publish all of them, changed or not",
+            f"{listed(missing)}; publish all of them, changed or not; another model needs a store of its own",
             tensor=missing[0],
         )
 

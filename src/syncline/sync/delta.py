@@ -23,6 +23,10 @@ from syncline.threads import Background
 from syncline.types import ZERO, Step, TensorMeta
 from syncline.version import Manifest, PartEntry, TensorEntry
 
+PUTS_AT_ONCE = 4
+_REMOTE_PARTS = 16
+_REMOTE_PART_BYTES = 32 << 20
+
 
 class DeltaWriter:
     """Turns the weights of a source into the parts and the table of a delta on `base`.
@@ -53,18 +57,24 @@ class DeltaWriter:
         self._link_bytes_per_s = options.link_bytes_per_s
         self._density = density
         self._checksum = options.checksum
-        self._memory_bytes = options.memory_bytes
+        at_once = PUTS_AT_ONCE if writer.is_remote else 1
+        self._memory_bytes = max(1, options.memory_bytes // at_once)
         self._phases = phases
         self._observe = observe
-        self._count = max(1, math.ceil(base.model_bytes / options.part_bytes))
+        self._count = _part_count(base.model_bytes, options.part_bytes, is_remote=writer.is_remote)
         self._closed = 0
         self._done_bytes = 0
         self._seen: set[str] = set()
         self._spool = Spool(self._memory_bytes)
         self._digests: dict[str, str] = {}
-        self._puts = Background()
-        self.parts: list[PartEntry] = []
+        self._puts = Background(at_once)
+        self._parts: dict[int, PartEntry] = {}
         self.entries: dict[str, TensorEntry] = {}
+
+    @property
+    def parts(self) -> list[PartEntry]:
+        """The parts in order."""
+        return [self._parts[index] for index in range(self._count)]
 
     def write(self, source: WeightSource) -> None:
         """Publish every tensor of the source; afterwards `parts` and `entries` are complete.
@@ -100,14 +110,14 @@ class DeltaWriter:
             self._close_part()
 
     def _close_part(self) -> None:
-        self._puts.finish()  # before the spool is given away: if this raises, `write` closes it
-        spool, digests = self._spool, self._digests
-        path = names.part_name(self._closed, self._count)
+        self._puts.make_room()  # before the spool is given away: if this raises, `write` closes it
+        index, spool, digests = self._closed, self._spool, self._digests
+        path = names.part_name(index, self._count)
 
         def put() -> None:
             with spool:
                 chunks = spool.chunks(metadata_for("delta", self._encoding, digests))
-                self.parts.append(self._writer.put(path, chunks, "publish.part_written"))
+                self._parts[index] = self._writer.put(path, chunks, "publish.part_written")
 
         self._closed += 1
         self._digests = {}
@@ -168,6 +178,12 @@ class _Found:
                 self.difference += piece.difference.fingerprint
             if piece.digest is not None:
                 self.digest = piece.digest.hexdigest()
+
+
+def _part_count(model_bytes: int, part_bytes: int, *, is_remote: bool) -> int:
+    """Return how many parts a delta has: over a link several, so that it is busy while the rest is encoded."""
+    count = max(1, math.ceil(model_bytes / part_bytes))
+    return max(count, min(_REMOTE_PARTS, model_bytes // _REMOTE_PART_BYTES)) if is_remote else count
 
 
 def dense_bytes(meta: TensorMeta) -> int:

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 
 from syncline.errors import BaseVersionError, ConfigError, VerifyError
+from syncline.format import names
 from syncline.interchange import chain
 from syncline.sync.writer import model_fingerprint
 from syncline.types import Fingerprint
@@ -95,18 +96,22 @@ def path(
 
 
 def number_of(version: int | str | None) -> int | None:
-    """Return the number of a version of a run of our own.
+    """Return the number of a version of a run of our own, given as one or as its directory's name.
 
     Raises:
-        ConfigError: it is no number.
+        ConfigError: it is neither.
     """
     if version is None or isinstance(version, int):
         return version
-    if not version.isdecimal():
+    if version.isdecimal():
+        return int(version)
+    number = names.version_of(version)
+    if number is None:
         raise ConfigError(
-            f"version: expected a number in a run of Syncline's own, found {version!r}"
+            "version: expected a number (7, or weight_v000007) in a run of Syncline's own, found "
+            f"{version!r}"
         )
-    return int(version)
+    return number
 
 
 def _check_same(at: ForeignVersion, held: HeldVersion) -> None:

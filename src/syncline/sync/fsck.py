@@ -99,4 +99,5 @@ def _noting(findings: list[Finding], where: str) -> Iterator[None]:
     try:
         yield
     except SynclineError as error:
-        findings.append(Finding(where, str(error)))
+        problem = str(error).removeprefix(f"{where}/: ").removeprefix(f"{where}: ")
+        findings.append(Finding(where, problem))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from types import MappingProxyType
 
 from syncline.abc import Store
 from syncline.errors import (
@@ -10,13 +13,17 @@ from syncline.errors import (
     FormatError,
     ObjectNotFoundError,
     StoreError,
+    TransportError,
     VerifyError,
 )
 from syncline.format import digest, names
 from syncline.format import head as head_format
 from syncline.format import manifest as manifest_format
+from syncline.threads import Background
 from syncline.types import Fingerprint
 from syncline.version import Head, HeldVersion, PartEntry
+
+_NONE: Mapping[str, bytes] = MappingProxyType({})
 
 
 class History:
@@ -27,21 +34,37 @@ class History:
         FormatError, VerifyError: HEAD or a manifest is damaged; the message names it.
     """
 
-    def __init__(self, store: Store, head: Head) -> None:
+    def __init__(self, store: Store, head: Head, early: Mapping[str, bytes] = _NONE) -> None:
         self.store = store
         self.head = head
+        self._early = early
         self._manifests: dict[str, HeldVersion] = {}
 
     @classmethod
-    def open(cls, store: Store) -> History:
-        """Read `HEAD.json` and return the history that it names."""
-        raw = read_head(store)
+    def open(cls, store: Store, held: HeldVersion | None = None) -> History:
+        """Read `HEAD.json` and return the history that it names.
+
+        Args:
+            held: version from which somebody goes on; its manifest is not read again. A remote store is asked for
+                the manifest of the next one together with HEAD, which saves a round trip whenever there is one.
+        """
+        early: dict[str, bytes] = {}
+        with Background() as beside:
+            # A store that lags would wait for a manifest that may never come.
+            if held is not None and store.is_remote and store.visible_within_s == 0:
+                beside.run(
+                    partial(_read_early, store, names.key(held.version + 1, names.MANIFEST), early)
+                )
+            raw = read_head(store)
         if raw is None:
             raise StoreError(
                 f"no {names.HEAD} in {store}: expected a run that a publisher has begun; "
                 "publish into it first, or check the path"
             )
-        return cls(store, head_format.load(raw))
+        history = cls(store, head_format.load(raw), early)
+        if held is not None and held.manifest.run_id == history.head.run_id:
+            history._manifests[held.sha256] = held
+        return history
 
     @property
     def current(self) -> HeldVersion | None:
@@ -59,7 +82,9 @@ class History:
         """
         if sha256 not in self._manifests:
             key = names.key(version, names.MANIFEST)
-            raw = self.store.get(key)
+            raw = self._early.get(key, b"")
+            if digest.sha256(raw) != sha256:
+                raw = self.store.get(key)
             _check_digest(raw, sha256, key, version)
             wanted = manifest_format.wanted_sidecar(raw, key)
             table = None if wanted is None else self._sidecar(version, wanted)
@@ -170,6 +195,12 @@ class History:
     def _sidecar(self, version: int, wanted: PartEntry) -> bytes:
         key = names.key(version, wanted.path)
         return self.store.get(key, 0, wanted.size_bytes + 1)
+
+
+def _read_early(store: Store, key: str, early: dict[str, bytes]) -> None:
+    """Read an object that may not be there; whoever needs it asks again, and meets the error then."""
+    with suppress(TransportError):
+        early[key] = store.get(key)
 
 
 def read_head(store: Store) -> bytes | None:

@@ -26,6 +26,7 @@ class MeteredStore(Store):
         self._phases = Phases() if phases is None else phases
         self._counting = threading.Lock()
         self.visible_within_s = store.visible_within_s
+        self.is_remote = store.is_remote
         self.wire_bytes = 0
 
     def __str__(self) -> str:

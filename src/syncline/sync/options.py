@@ -35,7 +35,8 @@ class PublisherOptions:
         anchor_every: after so many deltas a full version with the same weights follows, so that an
             engine that joins late need not replay them all; engines that follow fetch nothing of it.
             None: never.
-        part_bytes: weights that one part of a version stands for.
+        part_bytes: most weights that one part of a version stands for; deltas in stores behind a network
+            have smaller ones, see `docs/reference/stores.md`.
         memory_bytes: payload of one part that is held in memory; more goes to a temporary file.
         snapshot_dir: keep the copy of the last version's weights in memory-mapped files in this
             directory instead of in memory; None: in memory.

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from functools import partial
 
 from syncline import threads
 from syncline.abc import Buffer, Engine, Observe, Store
+from syncline.errors import TransportError
 from syncline.format import part as part_format
 from syncline.sync.checks import check_layout, check_link
 from syncline.sync.decode import DeltaDecoder, decode_all
-from syncline.sync.fetch import check_objects, fetch_files, fetched
+from syncline.sync.fetch import IN_MEMORY_BYTES, check_objects, fetch_files, fetched
 from syncline.sync.history import is_same_weights
 from syncline.sync.phases import Phases
 from syncline.sync.proof import proved, proved_spans
@@ -27,6 +29,9 @@ STEPS = (
 )
 
 
+_PARTS_AT_ONCE = 4
+
+
 class Pull:
     """Applies versions to an engine one by one and counts what that took."""
 
@@ -38,6 +43,7 @@ class Pull:
         self._phases = phases
         self._observe = observe
         self._total_bytes = total_bytes
+        self._counting = threading.Lock()
         self.done_bytes = 0
         self.changed = 0
         self.applied: list[int] = []
@@ -48,9 +54,9 @@ class Pull:
         if held is not None and is_same_weights(at) and manifest.base_sha256 == held.sha256:
             self._engine.apply((), at)
             return
-        check_objects(self._store, manifest)
         metas = self._engine.tensors()
         if not metas:
+            check_objects(self._store, manifest)
             files = fetch_files(self._store, manifest, self._fetched, self._phases)
             with self._phases("apply"), closing(self._tensors(manifest)) as tensors:
                 self._engine.create(at, tensors, files)
@@ -65,30 +71,47 @@ class Pull:
         self.applied.append(manifest.version)
 
     def _payloads(self, manifest: Manifest) -> Generator[tuple[TensorEntry, Buffer], None, None]:
-        """Yield every tensor's payload; the next part is fetched while this one is used."""
+        """Yield every tensor's payload; the next parts are fetched while this one is used."""
 
         def fetch(part: PartEntry) -> Buffer:
             return fetched(self._store, manifest, part, self._fetched, self._phases)
 
         fetches = (partial(fetch, part) for part in manifest.parts)
-        with closing(threads.one_ahead(fetches)) as parts:
+        with closing(threads.ahead(fetches, self._at_once(manifest))) as parts:
             for index, buffer in enumerate(parts):
                 self._observe(Step("pull.part_fetched", self.done_bytes, self._total_bytes))
                 for name, payload in part_format.load(buffer, manifest, index).items():
                     yield manifest.by_name[name], payload
 
+    def _at_once(self, manifest: Manifest) -> int:
+        """Return how many parts to fetch at once: small ones would leave a long way empty between them."""
+        if not self._store.is_remote:
+            return 1
+        largest_bytes = max((part.size_bytes for part in manifest.parts), default=0)
+        return max(1, min(_PARTS_AT_ONCE, IN_MEMORY_BYTES // max(1, largest_bytes)))
+
     def _fetched(self, nbytes: int) -> None:
-        self.done_bytes += nbytes
-        self._observe(Step("pull.fetching", self.done_bytes, self._total_bytes))
+        with self._counting:
+            self.done_bytes += nbytes
+            self._observe(Step("pull.fetching", self.done_bytes, self._total_bytes))
 
     def _records(self, manifest: Manifest, base: Manifest | None) -> Generator[Record, None, None]:
-        """Yield what to overwrite; raise before the end if the result would not be the manifest's."""
+        """Yield what to overwrite; raise before the end if the result would not be the manifest's.
+
+        That the version's objects are all there and no others is found out meanwhile.
+        """
         decoder = DeltaDecoder(self._engine.view, base, self._phases)
         with (
+            threads.Background() as beside,
             closing(self._payloads(manifest)) as payloads,
             closing(decoder.decode(payloads)) as decoded,
         ):
-            yield from proved(decoded, manifest, base, self._proved)
+            beside.run(partial(check_objects, self._store, manifest))
+            try:
+                yield from proved(decoded, manifest, base, self._proved)
+            except TransportError:
+                beside.finish()  # tells more than that one object is missing
+                raise
 
     def _proved(self, changed: int) -> None:
         self.changed += changed

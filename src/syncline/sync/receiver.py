@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Literal
 
+from syncline import interchange
 from syncline.abc import Engine, Inlet, Observe, Store, ignore
 from syncline.errors import BaseVersionError, ConfigError, TransportTimeoutError
 from syncline.sync.accounting import Moved
@@ -36,7 +37,8 @@ class Receiver:
         engine: what serves the weights; see `syncline.abc.Engine`.
         verify: `changed` proves each changed tensor's fingerprint from the bits that stood in the engine
             and the bits that replace them, before the first one is written, and reads the changed
-            places back afterwards: O(changes). `full` also reads every tensor again after `sync`.
+            places back afterwards: O(changes), and blind to what somebody else wrote elsewhere. `full` also
+            reads every tensor again after `sync`.
         observe: told of every step in `syncline.sync.pull.STEPS` and the bytes done, for progress bars;
             steps of fetching come from another thread.
         trace: collects what ran when; see `syncline.Trace`.
@@ -122,18 +124,20 @@ class Receiver:
         phases = Phases(self._trace)
         store = MeteredStore(self._store, phases)
         with phases("plan"):
-            history = History.open(store)
+            at = None if repair else self._engine.held()
+            history = History.open(store, at)
+            self._layout = interchange.SYNCLINE
             target = history.target(number_of(version))
         with phases("verify"):
-            held = None if repair else self._held(history)
+            held = None if repair else self._held(at, history)
         with phases("plan"):
             path = history.path(held, target)
         total_bytes = sum(at.manifest.payload_bytes for at in path)
         self._observe(Step("pull.planned", 0, total_bytes))
         pull = Pull(store, self._engine, phases, self._observe, total_bytes)
-        for at in path:
-            pull.step(held, at)
-            held = at
+        for step in path:
+            pull.step(held, step)
+            held = step
             self._observe(Step("pull.version_applied", pull.done_bytes, total_bytes))
         if self._verify == "full":
             with phases("verify"):
@@ -232,8 +236,7 @@ class Receiver:
             )
         return self._follower
 
-    def _held(self, history: History) -> HeldVersion | None:
-        held = self._engine.held()
+    def _held(self, held: HeldVersion | None, history: History) -> HeldVersion | None:
         if held is None:
             return adopt(self._engine, history)
         if held.manifest.run_id != history.head.run_id:

@@ -1,4 +1,4 @@
-"""What `publish` and `sync` return: frozen, printable, ready for `json.dumps` through `as_dict`."""
+"""What `publish` and `sync` return: frozen, printed as one line, ready for `json.dumps` through `as_dict`."""
 
 from __future__ import annotations
 
@@ -96,6 +96,13 @@ class PublishReport:
         """Share of the units that changed, 0 to 1."""
         return self.changed / self.total if self.total else 0.0
 
+    def __str__(self) -> str:
+        smaller = self.full_bytes / max(1, self.payload_bytes)
+        return (
+            f"version {self.version} ({self.kind}): {self.changed:,} of {self.total:,} changed "
+            f"({self.density:.3%}), {self.payload_bytes:,} bytes, {smaller:.1f} times smaller than full"
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, `density` included."""
         return {**asdict(self), "density": self.density}
@@ -131,6 +138,13 @@ class AppliedVersion:
     identity: str | None = None
     missing: tuple[str, ...] = ()
     moved: Moved | None = None
+
+    def __str__(self) -> str:
+        name = self.version if self.identity is None else self.identity
+        if not self.applied:
+            return f"version {name}: held already"
+        way = ", ".join(str(number) for number in self.applied)
+        return f"version {name}: applied {way}, {self.changed:,} changed, {self.payload_bytes:,} bytes fetched"
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 from syncline.abc import Buffer, Observe, Store
+from syncline.errors import FormatError, ObjectExistsError
 from syncline.format import index as index_format
 from syncline.format import manifest as manifest_format
 from syncline.format import names
@@ -12,6 +14,7 @@ from syncline.format.digest import Tally
 from syncline.sync.fetch import check_objects, object_names
 from syncline.sync.kept import Kept
 from syncline.sync.phases import Phases
+from syncline.threads import Background
 from syncline.types import ZERO, Fingerprint, Step
 from syncline.version import HeldVersion, Manifest, PartEntry, TensorEntry
 
@@ -28,8 +31,8 @@ class VersionWriter:
     """Puts the objects of one version; nothing of it exists for readers until HEAD names it.
 
     Args:
-        check_owner: raises if another publisher has taken the store over; called before every put, and
-            again when its last byte has been written.
+        check_owner: raises if another publisher has taken the store over; called for every object when its
+            last byte has been written, before it exists.
         kept: keeps a copy of every part, too.
     """
 
@@ -49,14 +52,22 @@ class VersionWriter:
         self._check_owner = check_owner
         self._kept = kept
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether every put costs round trips, so that several at once pay."""
+        return self._store.is_remote
+
     def put(self, path: str, chunks: Iterable[Buffer], step: str) -> PartEntry:
         """Put one object, digest it on the way, and return its entry."""
         if self._kept is not None and names.is_part(path):
             chunks = self._kept.copying(path, chunks)
         tally = Tally(self._owned(chunks))
         with self._phases("put"):
-            self._check_owner()
-            self._store.put(names.key(self._version, path), tally)
+            try:
+                self._store.put(names.key(self._version, path), tally)
+            except ObjectExistsError:
+                self._check_owner()  # if another publisher put it, that is what is to be said
+                raise
         entry = tally.entry(path)
         self._observe(Step(step, entry.size_bytes))
         return entry
@@ -64,13 +75,17 @@ class VersionWriter:
     def finish(self, manifest: Manifest, checksum: str) -> HeldVersion:
         """Put index, table and manifest; return what identifies the version."""
         index = index_format.dump(manifest, checksum)
-        self.put(names.INDEX, [index], "publish.index_written")
         raw, table = manifest_format.dump(manifest)
-        if table is not None:
-            self.put(names.SIDECAR, [table], "publish.table_written")
+        with Background(2 if self.is_remote else 1) as puts:
+            puts.run(partial(self.put, names.INDEX, [index], "publish.index_written"))
+            if table is not None:
+                puts.run(partial(self.put, names.SIDECAR, [table], "publish.table_written"))
         entry = self.put(names.MANIFEST, [raw], "publish.manifest_written")
-        self._remove_strays(manifest)
-        check_objects(self._store, manifest)
+        try:
+            check_objects(self._store, manifest)
+        except FormatError:
+            self._remove_strays(manifest)
+            check_objects(self._store, manifest)
         return HeldVersion(manifest, entry.sha256)
 
     def _owned(self, chunks: Iterable[Buffer]) -> Iterator[Buffer]:

@@ -136,3 +136,8 @@ def test_a_measured_machine_has_every_figure() -> None:
     assert "measured" in machine.origin
     tight = next(coding for coding in machine.codings if coding.name == "tight")
     assert tight.encode_unit_s + tight.encode_change_s > 0
+
+
+def test_a_transport_that_does_not_exist_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="one of shared-memory, .*found 'smem'"):
+        decide(Topology(colocated=True), MODEL, QUICK, transport="smem")

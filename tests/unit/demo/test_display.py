@@ -49,6 +49,18 @@ def shown(base: BaseReport, step: StepReport, **differences: str) -> list[str]:
     return stream.getvalue().splitlines()
 
 
+def test_setting_up_is_not_silent_where_no_status_line_is(base_report: BaseReport) -> None:
+    stream = io.StringIO()
+    display = TableDisplay(Console(file=stream, width=80))
+    with display.live():
+        display.phase("reading the model")
+        assert stream.getvalue() == "reading the model ...\n"
+        display.base(base_report)
+        printed = stream.getvalue()
+        display.phase("step 1: the engine generates")
+    assert stream.getvalue() == printed
+
+
 def test_the_table_has_a_row_a_step_under_headings_and_units(
     base_report: BaseReport, step_report: StepReport
 ) -> None:

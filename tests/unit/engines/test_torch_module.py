@@ -146,6 +146,11 @@ def test_tensors_without_a_place_for_every_element_are_refused(kind: str) -> Non
         TorchModule(module)
 
 
+def test_a_state_dict_in_place_of_its_module_is_refused() -> None:
+    with pytest.raises(ConfigError, match="expected a torch.nn.Module, found OrderedDict"):
+        TorchModule(torch.nn.Linear(2, 2).state_dict())
+
+
 def test_a_state_dict_with_more_than_tensors_is_refused() -> None:
     class Extra(torch.nn.Linear):
         def get_extra_state(self) -> dict[str, int]:

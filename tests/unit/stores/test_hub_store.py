@@ -57,6 +57,24 @@ def test_pieces_of_one_object_are_downloaded_once() -> None:
     assert hub.calls.count("download") == 1
 
 
+def test_a_download_that_came_out_short_is_no_object_and_is_not_kept() -> None:
+    hub = FakeHub()
+    store = HubStore("me/bucket", api=hub, settle_s=0.001)
+    store.put("a", [b"0123456789"])
+    whole = hub.download_bucket_files
+
+    def short(bucket_id: str, files: list, **more: object) -> None:
+        whole(bucket_id, files, **more)
+        for _, path in files:
+            path.write_bytes(path.read_bytes()[:5])
+
+    hub.download_bucket_files = short  # type: ignore[method-assign]
+    with pytest.raises(StoreError, match=r"^get a: expected 10 bytes, the Hub gave 5"):
+        store.get("a")
+    hub.download_bucket_files = whole  # type: ignore[method-assign]
+    assert store.get("a") == b"0123456789"
+
+
 def test_what_the_package_raises_becomes_one_line_without_secrets() -> None:
     hub = FakeHub()
     store = HubStore("me/bucket", api=hub)

@@ -89,7 +89,7 @@ def test_a_service_without_conditional_puts_is_refused(tmp_path: Path) -> None:
 def test_a_service_without_entity_tags_is_refused(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.compare_and_swap("HEAD.json", None, b"1")
+    store.put("HEAD.json", [b"1"])
 
     class Untagged:
         meta = {"e_tag": None, "version": None}  # noqa: RUF012
@@ -116,7 +116,7 @@ def test_a_swap_that_meets_another_between_reading_and_writing(
     with monkeypatch.context() as patch:
         patch.setattr(obstore, "get", get_then_lose)
         with pytest.raises(VersionConflictError):
-            store.compare_and_swap("HEAD.json", b"1", b"2")
+            ObjectStore(service).compare_and_swap("HEAD.json", b"1", b"2")
     assert store.get("HEAD.json") == b"theirs"
 
 
@@ -125,3 +125,28 @@ def test_errors_are_one_line_and_name_the_key(store: ObjectStore) -> None:
         store.get("v1/missing")
     assert str(caught.value).startswith("get v1/missing: ")
     assert "\n" not in str(caught.value)
+
+
+def test_a_swap_whose_known_tag_is_old_still_goes_by_the_content(store: ObjectStore) -> None:
+    store.compare_and_swap("HEAD.json", None, b"1")
+    store.delete("HEAD.json")
+    store.put("HEAD.json", [b"1"])  # the same content under another tag
+    store.compare_and_swap("HEAD.json", b"1", b"2")
+    assert store.get("HEAD.json") == b"2"
+    store.delete("HEAD.json")
+    store.put("HEAD.json", [b"3"])
+    with pytest.raises(VersionConflictError):
+        store.compare_and_swap("HEAD.json", b"2", b"4")
+    assert store.get("HEAD.json") == b"3"
+
+
+def test_a_second_swap_asks_for_nothing_first(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.compare_and_swap("HEAD.json", None, b"1")
+
+    def get(*_: object, **__: object) -> None:
+        raise AssertionError("a swap of what this store wrote itself is one request")
+
+    monkeypatch.setattr(obstore, "get", get)
+    store.compare_and_swap("HEAD.json", b"1", b"2")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from syncline import FilesystemStore, MemoryEngine, MemoryStore, Publisher, Receiver
 from syncline.errors import (
     BaseVersionError,
+    ConfigError,
     ForeignDirectoryError,
     FormatError,
     LayoutError,
@@ -20,6 +22,7 @@ from syncline.errors import (
     VerifyError,
     VersionConflictError,
 )
+from syncline.sync.checks import check_link
 from syncline.types import ObjectInfo
 
 
@@ -183,8 +186,14 @@ def test_two_publishers_at_once_the_older_ones_commit_fails(run: Run) -> None:
     [
         (lambda w: w.pop("b"), "1 tensors of version 2 were not published: b"),
         (lambda w: w.update(c=w["b"]), "tensor 'c' is not in the base"),
-        (lambda w: w.update(b=w["b"].astype(np.float32)), "tensor 'b': expected F16 .* found F32"),
-        (lambda w: w.update(b=w["b"].reshape(5, 3)), r"tensor 'b': expected F16 \[3, 5\]"),
+        (
+            lambda w: w.update(b=w["b"].astype(np.float32)),
+            "tensor 'b': expected F16 .* found F32 .*; publish the working copy",
+        ),
+        (
+            lambda w: w.update(b=w["b"].reshape(5, 3)),
+            r"tensor 'b': expected F16 \[3, 5\] .*; another model needs a store of its own",
+        ),
     ],
 )
 def test_weights_that_do_not_fit_the_base(
@@ -198,6 +207,57 @@ def test_weights_that_do_not_fit_the_base(
     assert run.publisher.publish(weights(6.0)).version == 3
     run.receiver.sync()
     assert run.engine.view("a").tobytes() == weights(6.0)["a"].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda w: w.update(b=w["b"].astype(np.float32)), "b is F32 .*give the engine the run's"),
+        (lambda w: w.update(running_mean=w["b"]), r"unknown running_mean; .*state_dict\(\)"),
+    ],
+)
+def test_an_engine_with_another_model_is_told_what_to_do(
+    run: Run, change: Callable[[dict[str, np.ndarray]], object], match: str
+) -> None:
+    theirs, other = MemoryStore(), weights()
+    change(other)
+    Publisher(theirs).publish(other)
+    engine = MemoryEngine()
+    Receiver(theirs, engine).sync()
+    with pytest.raises(LayoutError, match=match) as caught:
+        Receiver(run.store, engine).sync(repair=True)
+    assert ("state_dict" in str(caught.value)) == ("running_mean" in other)
+
+
+def test_a_delta_with_other_tensors_than_its_base_is_the_versions_fault() -> None:
+    manifests = []
+    for names in ("ab", "ac"):
+        store, engine = MemoryStore(), MemoryEngine()
+        Publisher(store).publish({name: np.zeros(4, np.float32) for name in names})
+        Receiver(store, engine).sync()
+        manifests.append(engine.held().manifest)
+    base, other = manifests
+    delta = replace(other, kind="delta", version=2, fingerprint_before=base.fingerprint)
+    with pytest.raises(FormatError, match="other tensors than version 1.*missing c; unknown b"):
+        check_link(delta, base)
+
+
+def test_reports_print_as_one_line_that_a_person_reads(run: Run) -> None:
+    report = run.publisher.publish(weights(4.0))
+    assert str(report).startswith("version 3 (delta): 1 of 415 changed (0.241%), ")
+    assert str(run.receiver.sync()).startswith("version 3: applied 2, 3, 2 changed, ")
+    assert str(run.receiver.sync()) == "version 3: held already"
+
+
+@pytest.mark.parametrize("version", [2, "2", "weight_v000002"])
+def test_a_version_goes_by_its_number_or_its_directorys_name(run: Run, version: int | str) -> None:
+    assert run.receiver.sync(version).version == 2
+
+
+@pytest.mark.parametrize("version", ["v2", "weight_v2", "-2", ""])
+def test_a_version_by_another_name_is_refused(run: Run, version: str) -> None:
+    with pytest.raises(ConfigError, match="expected a number .7, or weight_v000007"):
+        run.receiver.sync(version)
 
 
 def test_repeated_tensor(run: Run) -> None:
