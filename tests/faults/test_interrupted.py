@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -251,6 +252,30 @@ def test_a_worker_that_takes_nothing_ends_the_update_by_its_deadline():
         theirs.close()
         peer.close()
         host.close()
+
+
+@pytest.mark.parametrize(
+    "answer", [b"\xff", b"[]", b'{"update":"UPDATE","say":"ready","with":{"wanted_bytes":"many"}}']
+)
+def test_a_worker_that_talks_nonsense_is_named(answer):
+    run = Run()
+    run.publish(1)
+    host, peer = run.host("h0"), TcpPeer()
+    here, there = MemoryChannel.pair()
+
+    def talk() -> None:
+        update = json.loads(there.receive(WAIT_S))["update"]
+        there.send(answer.replace(b"UPDATE", update.encode()))
+
+    found = together(
+        lambda: ParameterServer([peer]).broadcast(
+            [host.first.dump()], {"w0": here}, timeout_s=WAIT_S
+        ),
+        talk,
+    )
+    peer.close()
+    host.close()
+    assert isinstance(found[0], SynclineError) and "worker w0" in str(found[0])
 
 
 @pytest.mark.parametrize("word", ["commit", "abort"])

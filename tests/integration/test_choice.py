@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import multiprocessing
+import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 import syncline
-from syncline import MemoryEngine, MemoryStore, Publisher, Receiver, Topology
+from syncline import MemoryEngine, MemoryStore, Publisher, Receiver, Topology, config
 from syncline.choice import Density, Link, Links, decide
 from syncline.errors import ConfigError
 from syncline.format import live, names
@@ -100,7 +101,12 @@ def test_auto_takes_the_live_path_of_the_topology(tmp_path, topology, transport,
         for step, (_, _, _, bits) in enumerate(said):
             assert bits == [digest(name, array) for name, array in sorted(trained(step).items())]
     publisher.close()
+    assert not (config.runtime_dir() / f"syncline-{os.getuid()}" / run_id(store)).exists()
     assert live.load(publisher_store(store).get(names.LIVE)).transport is None
+
+
+def run_id(path: Path) -> str:
+    return live.load(publisher_store(path).get(names.LIVE)).run_id
 
 
 def publisher_store(path: Path):
@@ -165,7 +171,7 @@ def test_nothing_else_than_what_was_asked_for_is_opened():
         Publisher(
             store, transport="shared-memory", topology=Topology(colocated=True), live_kind="delta"
         )
-    with pytest.raises(ConfigError, match=r"syncline\.hosts\.join"):
+    with pytest.raises(ConfigError, match=r"syncline\.hosts\.enter"):
         Publisher(store, transport="auto", topology=Topology(joining=1, holders=1))
     with pytest.raises(ConfigError, match="expected a topology beside it"):
         Publisher(store, transport="auto")

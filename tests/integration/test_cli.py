@@ -123,6 +123,11 @@ def test_verify_tells_a_directory_that_is_behind_from_one_that_is_damaged(
     assert run("verify", store, engine)[0] == 0
 
 
+def test_log_names_the_encodings_that_versions_have(store: Path, run: Run) -> None:
+    rows = [json.loads(line) for line in run("log", store, "--json")[1].splitlines()]
+    assert [row["encodings"] for row in rows] == [["tight"], ["tight"], ["full"]]
+
+
 def test_fsck_says_how_engines_get_round_a_damaged_version(
     store: Path, run: Run, tmp_path: Path
 ) -> None:

@@ -74,6 +74,10 @@ def ended(process: subprocess.Popen[str], number: int) -> tuple[int, str]:
     return process.returncode, errors
 
 
+def loaded(log: str) -> list[str]:
+    return [line.rpartition(": ")[2] for line in log.splitlines()]
+
+
 @pytest.mark.parametrize("mode", ["in_place", "swap"])
 def test_a_directory_is_served_and_ends_on_sigterm(tmp_path: Path, run: Run, mode: str) -> None:
     arguments = (tmp_path / "engine", "--mode", mode, "--token-env", "SERVE_TOKEN")
@@ -85,7 +89,8 @@ def test_a_directory_is_served_and_ends_on_sigterm(tmp_path: Path, run: Run, mod
         client.wait("weight_v000003", poll_s=0.05, timeout_s=60)
         with pytest.raises(EndpointError, match="401"):
             HotLoadClient(url).status()
-        assert ended(process, signal.SIGTERM) == (0, "")
+        status, log = ended(process, signal.SIGTERM)
+        assert (status, loaded(log)) == (0, ["serves version 2", "serves version 3"])
     engine = CheckpointDir(tmp_path / "engine", mode=mode)  # type: ignore[arg-type]
     assert engine.held() is not None
     assert run.is_in(engine, 3)
@@ -97,7 +102,9 @@ def test_it_follows_and_ends_on_sigint(tmp_path: Path, run: Run) -> None:
         run.publish()
         client.wait("weight_v000003", poll_s=0.05, timeout_s=60)
         status, errors = ended(process, signal.SIGINT)
-        assert (status, errors.strip()) == (130, "error: interrupted")
+        *log, last = errors.splitlines()
+        assert (status, last) == (130, "error: interrupted")
+        assert loaded("\n".join(log)) == ["serves version 2", "serves version 3"]
 
 
 @pytest.mark.parametrize("step", ["apply.journal_flushed", "apply.record_written"])
@@ -116,7 +123,8 @@ def test_a_kill_in_the_middle_of_a_pull_loses_nothing(tmp_path: Path, run: Run, 
     run.publish()
     with command(tmp_path, tmp_path / "engine") as (process, url):
         HotLoadClient(url).wait("weight_v000004", poll_s=0.05, timeout_s=60)
-        assert ended(process, signal.SIGTERM) == (0, "")
+        status, log = ended(process, signal.SIGTERM)
+        assert (status, loaded(log)) == (0, ["serves version 4"])
     assert run.is_in(CheckpointDir(tmp_path / "engine"), 4)
 
 
@@ -173,4 +181,5 @@ def test_publish_tells_and_says_who_listened(tmp_path: Path, run: Run) -> None:
         assert f"{url}/elsewhere/hot_load/v1/models/hot_load did not take" in done.stdout
         assert TOKEN not in done.stdout + done.stderr
         HotLoadClient(url, token=TOKEN).wait("weight_v000003", poll_s=0.05, timeout_s=60)
-        assert ended(process, signal.SIGTERM) == (0, "")
+        status, log = ended(process, signal.SIGTERM)
+        assert (status, loaded(log)) == (0, ["serves version 2", "serves version 3"])

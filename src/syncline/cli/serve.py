@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import re
 import sys
 from pathlib import Path
@@ -146,7 +147,17 @@ def serve(
         else:
             output.show_line(f"serving {served} on {url}")
 
+    _log_to_stderr()
     run_server(replica, host=host, port=port, token=token, ready=ready)
+
+
+def _log_to_stderr() -> None:
+    """Say which versions are loaded and what goes wrong: of Syncline alone, not of every request."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log = logging.getLogger("syncline")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
 
 
 def _directory(path: str, mode: Mode, adopt: bool) -> CheckpointDir:

@@ -198,7 +198,7 @@ def log(store: str, layout: str, as_json: bool) -> None:
             (
                 row["version"],
                 row["kind"],
-                row["encoding"],
+                " ".join(row["encodings"]),
                 f"{row['changed']:,}",
                 f"{row['density']:.3%}",
                 output.size(row["payload_bytes"]),
@@ -258,6 +258,7 @@ def _summary(at: HeldVersion) -> dict[str, Any]:
         "base_version": at.manifest.base_version,
         "epoch": at.manifest.epoch,
         "encoding": at.manifest.encoding,
+        "encodings": sorted({e.encoding for e in at.manifest.tensors if e.encoding is not None}),
         "tensors": report.tensors,
         "parts": len(at.manifest.parts),
         "changed": report.changed,

@@ -4,6 +4,7 @@ Not part of a training loop's straight way through a store: what joins a running
 server's mode.
 """
 
+from syncline.hosts.entering import EnterReport, enter
 from syncline.hosts.host import VersionHost
 from syncline.hosts.joining import JoinReport, join
 from syncline.hosts.live import LiveEngine
@@ -14,6 +15,7 @@ from syncline.hosts.server import ParameterServer, UpdateReport
 from syncline.hosts.worker import Worker
 
 __all__ = [
+    "EnterReport",
     "Fleet",
     "JoinReport",
     "LiveEngine",
@@ -22,6 +24,7 @@ __all__ = [
     "UpdateReport",
     "VersionHost",
     "Worker",
+    "enter",
     "join",
     "load_offer",
     "meet_in_directory",

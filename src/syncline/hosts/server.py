@@ -14,12 +14,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from syncline.abc import Channel, PeerMemory
 from syncline.errors import (
     CommitError,
     ConfigError,
+    FormatError,
     PeerLostError,
     SynclineError,
     TransportTimeoutError,
@@ -34,6 +35,8 @@ from syncline.hosts.sources import Sources, find_sources
 from syncline.hosts.wire import fellow_of
 from syncline.peers.streams import Deadline
 from syncline.sync.accounting import Moved
+
+T = TypeVar("T")
 
 _POLL_S = 0.01
 _LAST_WORD_S = 1.0
@@ -146,9 +149,9 @@ class ParameterServer:
             update.start()
             ready = update.hear_all("ready")
             receivers = _receivers(ready, sources, self._fleet.engines * self._fleet.ranks)
-            wanted = {name: messages.number(said, "wanted_bytes") for name, said in ready.items()}
+            wanted = {w: _said(w, messages.number, s, "wanted_bytes") for w, s in ready.items()}
             staged = size_buckets(
-                [messages.number(said, "free_bytes") for said in ready.values()],
+                [_said(w, messages.number, s, "free_bytes") for w, s in ready.items()],
                 max(wanted.values()),
                 share=self._share,
                 limit_bytes=self._limit_bytes,
@@ -166,9 +169,12 @@ class ParameterServer:
                 "size", nbytes=staged.nbytes, count=staged.count, relays=relays, receivers=rows
             )
             met = update.hear_all("met")
-            fellows = [messages.text(met[receiver.name], "fellow") for receiver in receivers]
-            for fellow in fellows:
-                fellow_of(fellow.encode(), assignment.digest)
+            fellows = [_said(r.name, messages.text, met[r.name], "fellow") for r in receivers]
+            for receiver, fellow in zip(receivers, fellows, strict=True):
+                try:
+                    fellow_of(fellow.encode(), assignment.digest)
+                except FormatError as error:
+                    raise CommitError(f"worker {receiver.name}: {error}") from error
             update.tell("read", fellows=fellows)
             names = {receiver.number: receiver.name for receiver in receivers}
             layout = self._fleet.layout
@@ -177,7 +183,7 @@ class ParameterServer:
                 rest = read_rest(sources, plan, assignment, names, layout.catalog, roads, deadline)
             prepared = update.hear_all("prepared")
             if layout is not None:
-                pieces = {name: messages.texts(said, "pieces") for name, said in prepared.items()}
+                pieces = {w: _said(w, messages.texts, s, "pieces") for w, s in prepared.items()}
                 prove(sources, plan, assignment, names, pieces, rest)
             update.commit(sources.held.version)
         except BaseException as error:
@@ -329,7 +335,10 @@ class _Update:
             return None
         except PeerLostError as error:
             raise PeerLostError(f"worker {worker} died: {error}") from error
-        update, said, fields = messages.parse(raw)
+        try:
+            update, said, fields = messages.parse(raw)
+        except FormatError as error:
+            raise CommitError(f"worker {worker}: {error}") from error
         if update != self.name:
             return None  # of an update that ended
         if said == "failed":
@@ -346,18 +355,33 @@ class _Update:
             self._failure.append(error)
 
 
+def _said(
+    worker: str, read: Callable[[Mapping[str, Any], str], T], fields: Mapping[str, Any], key: str
+) -> T:
+    """Return a field of what a worker said; an error names the worker."""
+    try:
+        return read(fields, key)
+    except FormatError as error:
+        raise CommitError(f"worker {worker}: {error}") from error
+
+
 def _receivers(
     ready: Mapping[str, Mapping[str, Any]], sources: Sources, count: int
 ) -> list[Receiver]:
     """Return the workers by number; all must have found the hosts that the server found."""
     hosts = [source.offer.host for source in sources.hosts]
     for worker, said in ready.items():
-        if messages.texts(said, "hosts") != hosts:
+        found_hosts = _said(worker, messages.texts, said, "hosts")
+        if found_hosts != hosts:
             raise PeerLostError(
-                f"worker {worker} can read hosts {messages.texts(said, 'hosts')} of {hosts}; leave the others out"
+                f"worker {worker} can read hosts {found_hosts} of {hosts}; leave the others out"
             )
     found = [
-        Receiver(worker, messages.number(said, "number"), messages.text(said, "machine"))
+        Receiver(
+            worker,
+            _said(worker, messages.number, said, "number"),
+            _said(worker, messages.text, said, "machine"),
+        )
         for worker, said in ready.items()
     ]
     for receiver in found:

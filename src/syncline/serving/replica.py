@@ -256,13 +256,16 @@ class Replica:
         except Exception as failure:  # noqa: BLE001 - the same
             served, error = None, self._failure(failure)
         with self._changed:
-            self._loads += error is None and served is not self._served
+            is_news = error is None and served is not self._served
+            self._loads += is_news
             self._failures += error is not None
             self._has_caught_up = self._has_caught_up or error is None
             self._served = served
             self._error = error
             self._running = None
         self.admission.settle(None if served is None else served.version)
+        if is_news and served is not None:
+            _log.info("replica %s: serves version %d", self.name, served.version)
 
     def _commit(self, order: Order) -> HeldVersion | None:
         """Run the hooks for what the engine holds, if that is news; return what is served now.

@@ -47,7 +47,8 @@ def check_objects(store: Store, manifest: Manifest) -> None:
             faults.append(f"{path} has {found[path]} bytes instead of {size}")
     if faults:
         raise FormatError(
-            f"{prefix}: the objects are not the ones that its manifest names: {'; '.join(faults)}",
+            f"{prefix}: the objects are not the ones that its manifest names: {'; '.join(faults)}; "
+            "syncline fsck tells what else is damaged",
             version=manifest.version,
         )
 

@@ -99,5 +99,10 @@ def _noting(findings: list[Finding], where: str) -> Iterator[None]:
     try:
         yield
     except SynclineError as error:
-        problem = str(error).removeprefix(f"{where}/: ").removeprefix(f"{where}: ")
+        problem = (
+            str(error)
+            .partition("; syncline fsck")[0]
+            .removeprefix(f"{where}/: ")
+            .removeprefix(f"{where}: ")
+        )
         findings.append(Finding(where, problem))

@@ -133,7 +133,7 @@ class History:
                 break
         raise BaseVersionError(
             f"version {version} is not in this run, or was removed: its current version is "
-            f"{self.head.version}",
+            f"{self.head.version}; syncline log lists those that are there",
             version=version,
         )
 

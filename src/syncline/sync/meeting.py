@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -114,6 +115,8 @@ class Meeting:
     def _close_outlet(self) -> None:
         if self.outlet is not None:
             self.outlet.close()
+        with suppress(OSError):  # it was never made, or another run has its socket there
+            _folder().rmdir()
 
 
 class Doorway:
@@ -157,7 +160,7 @@ def _opened(
     if decision.transport == "peers":
         raise ConfigError(
             "transport: engines that join a running fleet take the version from peers, with "
-            "syncline.hosts.join; nothing is published for them: leave `joining` out of the topology"
+            "syncline.hosts.enter or join; nothing is published for them: leave `joining` out of the topology"
         )
     if decision.transport == "shared-memory":
         return SharedMemoryOutlet(_socket(head) if address is None else address)
@@ -179,9 +182,13 @@ def _inlet(said: LivePath) -> Inlet | None:
     return CollectiveInlet(said.address, token_env=config.live_token_variable())
 
 
+def _folder() -> Path:
+    return config.runtime_dir() / f"syncline-{os.getuid()}"
+
+
 def _socket(head: Head) -> str:
     """Return a path that only this user can reach, the same for every publisher of a run."""
-    folder: Path = config.runtime_dir() / f"syncline-{os.getuid()}"
+    folder = _folder()
     folder.mkdir(mode=_PRIVATE, exist_ok=True)
     found = folder.lstat()
     if (

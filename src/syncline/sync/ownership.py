@@ -100,7 +100,7 @@ def check_owned(store: Store, run_id: str, epoch: int) -> Head:
     if found is None or (found.run_id, found.epoch) != (run_id, epoch):
         other = "no HEAD" if found is None else f"epoch {found.epoch} of run {found.run_id}"
         raise VersionConflictError(
-            f"another publisher has taken the store over: expected epoch {epoch} of run {run_id}, found "
+            f"another publisher has taken the store over, {store}: expected epoch {epoch} of run {run_id}, found "
             f"{other}; stop this publisher, or make a new one to take the store back"
         )
     return found

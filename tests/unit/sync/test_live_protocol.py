@@ -124,6 +124,44 @@ def test_files_that_would_leave_the_directory(trainer, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("kind", "wrong"),
+    [
+        (messages.ANSWER, {"wants": 3}),
+        (messages.ANSWER, {"wants": "everything"}),
+        (messages.VOTE, {"error": 3}),
+        (messages.DONE, {"error": 3}),
+    ],
+)
+def test_an_engine_that_talks_nonsense_is_left_out_and_the_rest_is_served(
+    trainer, monkeypatch, kind, wrong
+):
+    """What it said was raised from publish, and nobody else got the version."""
+    publisher, outlet, inlet = trainer
+    other = MemoryInlet(outlet, name="other", timeout_s=WAIT_S)
+    other.channel()
+    bad, real = inlet.channel(), messages.send
+
+    def send(channel: Any, sent: str, generation: int, fields: Any, blobs: Any = (), **more: Any):
+        if channel is bad and sent == kind:
+            fields = {**fields, **wrong}
+        real(channel, sent, generation, fields, blobs, **more)
+
+    monkeypatch.setattr(messages, "send", send)
+    engines = [MemoryEngine(), MemoryEngine()]
+    with ThreadPoolExecutor() as pool:
+        found = [
+            pool.submit(Receiver(each, engine).sync)
+            for each, engine in zip((inlet, other), engines, strict=True)
+        ]
+        report = publisher.publish(WEIGHTS)
+        assert found[1].exception(WAIT_S) is None
+        found[0].exception(WAIT_S)
+    assert set(report.delivery.missed) == {"engine"}
+    assert report.delivery.committed == ("other",)
+    other.close()
+
+
+@pytest.mark.parametrize(
     ("raw", "words"),
     [
         (b"\x80\x04N.", "not UTF-8"),

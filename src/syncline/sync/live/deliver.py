@@ -213,14 +213,15 @@ class _Attempt:
         self._observe(Step("deliver.offered"))
         wants = {}
         for name, answer in self._hear((messages.ANSWER, messages.VOTE)):
-            if answer.kind == messages.VOTE:
-                self.refused[name] = answer.fields.text("error")
-                continue
-            words = ("nothing", *allowed)
-            wants[name] = (
-                answer.fields.word("wants", *words),
-                answer.fields["needs_files"] is True,
-            )
+            with self._blaming(name):
+                if answer.kind == messages.VOTE:
+                    self.refused[name] = answer.fields.text("error")
+                    continue
+                words = ("nothing", *allowed)
+                wants[name] = (
+                    answer.fields.word("wants", *words),
+                    answer.fields["needs_files"] is True,
+                )
         self._observe(Step("deliver.answered"))
         return wants
 
@@ -267,8 +268,9 @@ class _Attempt:
     def _hear_ready(self, names: Sequence[str]) -> None:
         """Wait until all have looked at what is to come; raise if one cannot take it, or is lost."""
         for name, answer in self._hear((messages.READY, messages.VOTE), names):
-            if answer.kind == messages.VOTE:
-                self.refused[name] = answer.fields.text("error")
+            with self._blaming(name):
+                if answer.kind == messages.VOTE:
+                    self.refused[name] = answer.fields.text("error")
         missing = [name for name in names if name in self.lost or name in self.refused]
         if missing:
             raise PeerLostError(f"engines {', '.join(map(repr, missing))} cannot take part")
@@ -276,8 +278,9 @@ class _Attempt:
     def _conclude(self, asked: Collection[str]) -> None:
         """Collect the votes, say what they come to, and hear who has committed."""
         for name, vote in self._hear((messages.VOTE,), asked):
-            if vote.fields["error"] is not None:
-                self.refused[name] = vote.fields.text("error")
+            with self._blaming(name):
+                if vote.fields["error"] is not None:
+                    self.refused[name] = vote.fields.text("error")
         self._observe(Step("deliver.voted"))
         voters = [name for name in asked if name in self._channels and name not in self.refused]
         if self.refused:
@@ -286,10 +289,11 @@ class _Attempt:
         self._verdict(voters, None)
         self._observe(Step("deliver.decided"))
         for name, done in self._hear((messages.DONE,), voters):
-            if done.fields["error"] is None:
-                self.committed.append(name)
-            else:
-                self.refused[name] = done.fields.text("error")
+            with self._blaming(name):
+                if done.fields["error"] is None:
+                    self.committed.append(name)
+                else:
+                    self.refused[name] = done.fields.text("error")
         self._observe(Step("deliver.done"))
 
     def _refuse(self, names: Collection[str]) -> None:
@@ -309,10 +313,11 @@ class _Attempt:
         for name in left:
             self._say(name, messages.BREAK, {})
         for name, vote in self._hear((messages.VOTE,), left):
-            if vote.fields["is_own"] is True:
-                self.refused[name] = vote.fields.text("error")
-            else:
-                broken.append(name)
+            with self._blaming(name):
+                if vote.fields["is_own"] is True:
+                    self.refused[name] = vote.fields.text("error")
+                else:
+                    broken.append(name)
         if self.refused:
             self._refuse(broken)
         else:
