@@ -42,7 +42,7 @@ QWEN3_MOE: dict[str, Any] = {
     "model_type": "qwen3_moe",
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
-    "moe_intermediate_size": 32,
+    "moe_intermediate_size": 64,  # on a CPU, SGLang pads a rank's share to 32, and loads what is padded whole
     "norm_topk_prob": True,
     "num_experts": 4,
     "num_experts_per_tok": 2,

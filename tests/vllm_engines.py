@@ -7,9 +7,10 @@ experts with a torch loop. Loaders, names, shards and everything else are vLLM's
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,19 +24,39 @@ ENVIRONMENT = {
 }
 
 
+PLAIN = "SYNCLINE_TESTS_PLAIN_KERNELS"
+
+
 @contextmanager
 def plain_kernels() -> Iterator[None]:
-    """Linear layers and experts that compute with their parameters as they were loaded."""
+    """Linear layers and experts that compute with their parameters as they were loaded.
+
+    Workers in processes of their own are spawned, so that they patch themselves: see `patch_worker`.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.dict(os.environ, {PLAIN: "1"}))
+        for patch in _plain():
+            stack.enter_context(patch)
+        yield
+
+
+def patch_worker() -> None:
+    """In a process that is a worker and nothing else: compute plainly from now on, if the test says so."""
+    if PLAIN in os.environ and multiprocessing.parent_process() is not None:
+        for patch in _plain():
+            patch.start()
+
+
+def _plain() -> list[Any]:
     from vllm import _custom_ops as ops
     from vllm.model_executor.layers.fused_moe.experts import cpu_moe
 
     experts = cpu_moe.CPUUnquantizedExperts
-    with (
+    return [
         mock.patch.object(ops, "_supports_onednn", new=False),
         mock.patch.object(experts, "process_weights_after_loading"),
         mock.patch.object(experts, "apply", _experts_in_torch),
-    ):
-        yield
+    ]
 
 
 def _experts_in_torch(

@@ -15,7 +15,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
-from importlib.metadata import entry_points
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -24,30 +23,10 @@ from syncline.gate import publish_scores
 from syncline.hotload.client import PATH
 from syncline.scorers import TorchScorer
 from syncline.types import Probe
+from vllm_plugin import plugin_path
 
 ROOT = Path(__file__).resolve().parents[1]
 START_S = 240
-
-
-def plugin_path(directory: Path) -> list[str]:
-    """Return what must be on a path so that vLLM finds the plugin: nothing, if Syncline is installed."""
-    if any(point.name == "syncline" for point in entry_points(group="vllm.general_plugins")):
-        return []
-    import tomllib
-
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    info = directory / f"syncline-{project['version']}.dist-info"
-    info.mkdir(parents=True, exist_ok=True)
-    (info / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: syncline\nVersion: {project['version']}\n"
-    )
-    lines = [
-        line
-        for group, points in project["entry-points"].items()
-        for line in (f"[{group}]", *(f"{name} = {value}" for name, value in points.items()))
-    ]
-    (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
-    return [str(directory)]
 
 
 def environment(directory: Path, python: Path = Path(sys.executable)) -> dict[str, str]:

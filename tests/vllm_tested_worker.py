@@ -8,6 +8,9 @@ from typing import Any
 
 from syncline.errors import LayoutError
 from syncline.vllm.extension import SynclineWorker, session_of
+from vllm_engines import patch_worker
+
+patch_worker()
 
 
 class TestedWorker(SynclineWorker):
@@ -15,26 +18,25 @@ class TestedWorker(SynclineWorker):
 
     __test__ = False
 
-    def tested_differences(self, path: str) -> list[str]:
+    def tested_state(self, path: str) -> dict[str, Any]:
         """Load the checkpoint at `path` into a second model, as a fresh engine does; say what differs.
 
         Parameters and buffers are compared as bits; of layers that are packed, what they compute of the
-        unit matrix: each element of the weight.
+        unit matrix: each element of the weight. `shares`: the fingerprint of what this worker holds, as
+        kept in step and as read anew.
         """
         fresh = fresh_model(self.vllm_config, path)
         live = self.model_runner.get_model()
-        return [*different_tensors(live, fresh), *different_layers(live, fresh)]
+        session = session_of(self)
+        held, weights = session._copy, session.weights
+        return {
+            "differences": [*different_tensors(live, fresh), *different_layers(live, fresh)],
+            "shares": [weights.fingerprint(held).hex(), weights.fingerprint_in_full(held).hex()],
+        }
 
     def tested_hashes(self) -> dict[str, str]:
         """Return a hash of every parameter and buffer, and of what every packed layer computes."""
         return hashes(self.model_runner.get_model())
-
-    def tested_shares(self) -> list[str]:
-        """Return the fingerprint of what this worker holds, as kept in step and as read anew."""
-        session = session_of(self)
-        held = session._copy
-        weights = session.weights
-        return [weights.fingerprint(held).hex(), weights.fingerprint_in_full(held).hex()]
 
     def tested_break(self, rank: str) -> None:
         """Let the next write fail on one worker, when its last bit is in."""

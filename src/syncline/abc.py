@@ -139,6 +139,11 @@ class Store(ABC):
     visible_within_s: float = 0.0
     is_remote: bool = False
 
+    @property
+    def puts_at_once(self) -> int:
+        """How many puts at once pay; 1: they wait for each other, so that fewer and larger objects are better."""
+        return 1
+
     def __str__(self) -> str:
         return type(self).__name__
 

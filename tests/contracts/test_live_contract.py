@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
@@ -12,8 +12,19 @@ import numpy as np
 import pytest
 
 from live_paths import PATHS, WAIT_S, MakeInlet, live_path
-from syncline.abc import Inlet, Outlet
-from syncline.errors import ConfigError, PeerLostError, TransportError, TransportTimeoutError
+from syncline import MemoryEngine, MemoryStore, Publisher, Receiver
+from syncline.abc import Channel, Inlet, Outlet
+from syncline.errors import (
+    CodecError,
+    CommitError,
+    ConfigError,
+    FormatError,
+    PeerLostError,
+    TransportError,
+    TransportTimeoutError,
+    VerifyError,
+)
+from syncline.sync.reports import Delivery
 
 SIZES = [1000, 1, 70_000, 4096, 333]
 
@@ -275,3 +286,66 @@ def test_a_late_engine_is_told_by_its_own_deadline(path):
     inlet.timeout_s = 0.2
     with pytest.raises(TransportTimeoutError):
         taken(inlet, [10])
+
+
+class FlippingInlet(Inlet):
+    """Passes everything on, and once changes one bit of the last bucket of a round."""
+
+    def __init__(self, inlet: Inlet) -> None:
+        self.inlet = inlet
+        self.name = inlet.name
+        self.timeout_s = inlet.timeout_s
+        self.flips = 0
+
+    def channel(self) -> Channel:
+        return self.inlet.channel()
+
+    def buckets(self, sizes: Sequence[int]) -> Generator[np.ndarray, None, None]:
+        for number, bucket in enumerate(self.inlet.buckets(sizes), 1):
+            if self.flips and number == len(sizes):
+                self.flips -= 1
+                bucket = np.array(bucket)  # noqa: PLW2901 - what comes may not be written to
+                bucket[len(bucket) // 2] ^= 1
+            yield bucket
+
+    def close(self) -> None:
+        self.inlet.close()
+
+
+@pytest.mark.parametrize("kind", ["full", "delta"])
+def test_a_bit_that_changed_on_the_way_is_noticed_and_nobody_commits(path, kind):
+    outlet, make = path
+    if kind not in outlet.kinds:
+        pytest.skip(f"{outlet.name} carries no {kind}")
+    flipping, sound = FlippingInlet(make("flipping")), make("sound")
+    engines = [MemoryEngine(), MemoryEngine()]
+    receivers = [
+        Receiver(inlet, engine) for inlet, engine in zip([flipping, sound], engines, strict=True)
+    ]
+    joined_here = [flipping.channel(), sound.channel()]
+    until(lambda: len(outlet.members()) == len(joined_here))
+    weights = np.random.default_rng(0).standard_normal(50_000, np.float32)
+    publisher = Publisher(MemoryStore(), live=outlet, encoding="indices", bucket_bytes=4096)
+    with ThreadPoolExecutor() as pool:
+
+        def step(*, full: bool) -> tuple[Delivery, list[BaseException | None]]:
+            syncing = [pool.submit(receiver.sync) for receiver in receivers]
+            delivery = publisher.publish({"w": weights}, full=full).delivery
+            return delivery, [one.exception(WAIT_S) for one in syncing]
+
+        assert step(full=True)[0].committed == ("flipping", "sound")
+        before = [engine.view("w").copy() for engine in engines]
+        flipping.flips = 1
+        weights[::50] += 1
+        delivery, errors = step(full=kind == "full")
+        assert flipping.flips == 0
+        assert delivery.committed == ()
+        assert delivery.missed.keys() == {"flipping", "sound"}
+        assert isinstance(errors[0], VerifyError | CodecError | FormatError)
+        assert isinstance(errors[1], CommitError)
+        for engine, bits in zip(engines, before, strict=True):
+            assert np.array_equal(engine.view("w"), bits)
+        weights[::50] += 1
+        assert step(full=False)[0].committed == ("flipping", "sound")
+        for engine in engines:
+            assert np.array_equal(engine.view("w"), weights.view(np.uint32))

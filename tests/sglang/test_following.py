@@ -230,6 +230,44 @@ def test_one_rank_that_fails_leaves_all_ranks_as_they_were(
     scene.check(3)
 
 
+def test_quantised_layers_are_loaded_whole_and_counted(
+    scene: Scene, rng: np.random.Generator
+) -> None:
+    """They may keep their weights in another layout than the loader writes."""
+
+    class Fp8LinearMethod:
+        pass
+
+    for model in scene.fake.models:
+        model.own.quant_method = Fp8LinearMethod()
+    scene.follower.sync()
+    names = ("model.layers.0.self_attn.k_proj.weight", "model.norm.weight")
+    scene.train(rng, names=names)
+    before = scene.fake.checksum()
+    scene.fake.faults["/flush_cache"] = ("before", "busy")
+    with pytest.raises(EndpointError, match="busy"):
+        scene.follower.sync()
+    assert scene.fake.checksum() == before
+    assert scene.fake.label == "1"
+    done = scene.follower.sync()
+    assert done is not None and done.route == "in place"
+    assert scene.follower.figures()["syncline_dense_tensors"] == len(names)
+    scene.check(2)
+
+
+def test_layers_packed_for_a_cpu_are_refused_before_anything_is_written(
+    scene: Scene, rng: np.random.Generator
+) -> None:
+    scene.follower.sync()
+    scene.fake.models[1].scale.use_intel_amx_backend = True
+    before = scene.fake.checksum()
+    scene.train(rng)
+    with pytest.raises(CommitError, match="rank 1 of 2: LayoutError: layer 'scale' is packed"):
+        scene.follower.sync()
+    assert scene.fake.checksum() == before
+    assert scene.fake.label == "1" and not scene.fake.is_paused
+
+
 def test_a_rank_that_gives_no_answer_is_not_believed(
     scene: Scene, rng: np.random.Generator
 ) -> None:
@@ -426,6 +464,20 @@ def test_the_plugin_is_a_second_door_without_a_session(
         assert follower.held() is None and scene.fake.is_paused
         follower.sync()
         scene.check(3)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_nccl_without_a_gpu_is_refused_before_the_server_hears_of_it(
+    scene: Scene, rng: np.random.Generator
+) -> None:
+    follower = scene.another(route="nccl")
+    follower.sync()
+    scene.train(rng)
+    scene.fake.calls.clear()
+    with pytest.raises(TransportUnavailableError, match="from a GPU of this process, found none"):
+        follower.sync()
+    assert not [call for call in scene.fake.calls if "update" in call or "pause" in call]
+    assert scene.fake.label == "1"
 
 
 def test_a_server_without_the_plugin_refuses_and_serves_on(

@@ -32,10 +32,10 @@ class Gated:
         self._model = transformers.AutoModelForCausalLM.from_pretrained(
             root / "base", dtype=torch.bfloat16
         )
-        self._scorer = TorchScorer(self._model)
-        self._probes = draw_probes(256, scorer=self._scorer, lengths=(4, 30, 200), continuation=6)
-        scorer = SglangScorer(self.pair.real.url, timeout_s=60.0)
-        self.gate = Gate(scorer, self.pair.store, wait_s=0, action="rollback")
+        self._ours = TorchScorer(self._model)
+        self.probes = draw_probes(256, scorer=self._ours, lengths=(4, 30, 200), continuation=6)
+        self.scorer = SglangScorer(self.pair.real.url, timeout_s=60.0)
+        self.gate = Gate(self.scorer, self.pair.store, wait_s=0, action="rollback")
         self.puller = ScoredPuller(self.pair.follower, self.pair.store, self.gate)
         self._score()
         self.puller.sync(None)
@@ -53,7 +53,7 @@ class Gated:
     def _score(self) -> None:
         current = own_history(self.pair.store).target(None)
         self._model.load_state_dict(self.pair.weights)
-        publish_scores(self.pair.store, current.version, current.sha256, self._scorer, self._probes)
+        publish_scores(self.pair.store, current.version, current.sha256, self._ours, self.probes)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def test_one_flipped_high_bit_is_caught(gated: Gated, tmp_path: Path, name: str)
 
     def flipped(name: str) -> object:
         bits = pair.checkpoint.view(name).copy()
-        token = gated._probes[0].prompt[0] if "embed" in name else 0
+        token = gated.probes[0].prompt[0] if "embed" in name else 0
         bits[token * 64] ^= 1 << 14
         return bits
 
@@ -87,7 +87,7 @@ def test_one_flipped_high_bit_is_caught(gated: Gated, tmp_path: Path, name: str)
         tmp_path / "flipped", pair.checkpoint.tensors(), [name], flipped, pair.root / "model"
     )
     pair.control.load_directory(str(tmp_path / "flipped"), 60)
-    gate = Gate(gated.gate._scorer, pair.store, limits=gated.gate.limits, wait_s=0, action="flag")
+    gate = Gate(gated.scorer, pair.store, limits=gated.gate.limits, wait_s=0, action="flag")
     try:
         assert gate.check(gated.committed()).verdict == "flagged"
     finally:

@@ -81,6 +81,7 @@ def held(*boxes: tuple[tuple[int, int], tuple[int, int]]) -> Answer:
         ([held(((0, 0), (4, 2))), held(((0, 0), (4, 2)))], None),
         ([held(((0, 0), (2, 2))), held()], "drops a part of it"),
         ([held(), held()], "drops it"),
+        ([held(), Answer("ab", 1, dense={"w": "it is padded"}, held={})], None),
         ([held(((0, 0), (3, 2))), held(((2, 0), (2, 2)))], "do not fit each other"),
     ],
 )

@@ -95,9 +95,11 @@ class Following:
 
     def wait(self) -> list[Any]:
         """Return how the workers stand when none is staging any more."""
-        while any(answer["stage"] == "staging" for answer in self.call("syncline_status")):
+        while True:
+            answers = self.call("syncline_status")
+            if all(answer["stage"] != "staging" for answer in answers):
+                return answers
             time.sleep(0.01)
-        return self.call("syncline_status")
 
     def follow(self, version: int) -> None:
         self.stage(version)
@@ -107,13 +109,10 @@ class Following:
 
     def check(self) -> None:
         """Every worker holds what a fresh one would, and knows the fingerprint of that."""
-        self.check_bits()
-        for kept, read in self.call("tested_shares"):
+        for answer in self.call("tested_state", str(self.trainer.path)):
+            assert answer["differences"] == []
+            kept, read = answer["shares"]
             assert kept == read
-
-    def check_bits(self) -> None:
-        for found in self.call("tested_differences", str(self.trainer.path)):
-            assert found == []
 
     def check_tokens(self) -> None:
         if self.setup.dtype == "float32":
@@ -178,7 +177,8 @@ def test_a_write_that_fails_on_any_worker_restores_all_bit_for_bit(following: Fo
         answers = following.llm.collective_rpc("syncline_apply")
         assert all("injected" in answer["error"] for answer in answers)
         (following.trainer.path / "model.safetensors").write_bytes(kept)
-        following.check_bits()
+        for answer in following.call("tested_state", str(following.trainer.path)):
+            assert answer["differences"] == []
         following.llm.reset_prefix_cache()
         assert greedy(following.llm, PROMPTS, TOKENS) == tokens
         (following.trainer.path / "model.safetensors").write_bytes(newer)

@@ -10,7 +10,8 @@ from syncline.errors import CommitError
 from syncline.vllm import plugin, versions
 from syncline.vllm.commit import CommitOptions, bring
 from syncline.vllm.control import OfflineControl
-from vllm_serving import Trainer, plugin_path
+from vllm_plugin import plugin_path
+from vllm_serving import Trainer
 
 PROMPT = [3 + (7 * i * i + 3 * i) % 90 for i in range(301)]
 OPTIONS = {"dtype": "float32", "enforce_eager": True, "max_model_len": 1024}
@@ -78,3 +79,16 @@ def test_an_unknown_vllm_is_refused_when_the_worker_starts(offline, model, monke
     monkeypatch.setattr(vllm, "__version__", "0.33.1+cpu")
     with pytest.raises(TransportUnavailableError, match=f"run with .{versions.KNOWN[0]}"):
         SynclineWeightTransferEngine(None, None, None, None)
+
+
+@pytest.mark.parametrize(
+    "given", ["run", {}, {"store": 7}, {"store": "run", "more": 1}, ["store"]], ids=repr
+)
+def test_a_store_that_is_not_said_as_it_must_be_is_refused(given):
+    from types import SimpleNamespace
+
+    from syncline.errors import ConfigError
+    from syncline.vllm.engine import _store_at_start
+
+    with pytest.raises(ConfigError, match="additional_config: expected"):
+        _store_at_start(SimpleNamespace(additional_config={"syncline": given}))

@@ -5,6 +5,7 @@ Both have these modules and attributes, and neither Syncline's tables nor its le
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 FUSED = {
@@ -14,19 +15,32 @@ FUSED = {
 """Fused layers, and the names of their parts in a checkpoint, in the order of their rows."""
 
 
-def parts(path: str, module: Any) -> list[tuple[str, int]]:
-    """Return the names in the checkpoint of a layer's parts, with their rows, padding left out.
+def parameters(model: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield every parameter once: its name, itself, and the layer that it is the weight of, None if of none."""
+    seen: set[int] = set()
+    for path, module in model.named_modules():
+        for leaf, parameter in module.named_parameters(recurse=False):
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                is_layer = leaf == "weight" and hasattr(module, "quant_method")
+                yield f"{path}.{leaf}", parameter.detach(), module if is_layer else None
+
+
+def parts(name: str, weight: Any, layer: Any) -> list[tuple[str, int]]:
+    """Return the names in the checkpoint of a parameter's parts, with their rows, padding left out.
 
     Args:
-        path: the module's name.
-        module: a linear layer, embedding or output head, not split over ranks.
+        layer: a linear layer, embedding or output head, not split over ranks, or None; see `parameters`.
     """
+    if layer is None:
+        return [(name, len(weight))]
+    path = name.removesuffix(".weight")
     parent, _, leaf = path.rpartition(".")
     if leaf in FUSED:
-        sizes = [int(size) for size in module.output_sizes]
-        return [(f"{parent}.{name}", rows) for name, rows in zip(FUSED[leaf], sizes, strict=True)]
-    vocabulary = getattr(module, "org_vocab_size", None)
-    if vocabulary is not None:
-        return [(path, int(vocabulary))]
-    rows = getattr(module, "output_size_per_partition", None)
-    return [(path, int(module.weight.shape[0] if rows is None else rows))]
+        sizes = [int(size) for size in layer.output_sizes]
+        named = zip(FUSED[leaf], sizes, strict=True)
+        return [(f"{parent}.{part}.weight", rows) for part, rows in named]
+    for size in ("org_vocab_size", "output_size_per_partition"):
+        if hasattr(layer, size):
+            return [(name, int(getattr(layer, size)))]
+    return [(name, len(weight))]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from syncline import config
-from syncline.demo.fused import parts
+from syncline.demo.fused import parameters, parts
 from syncline.demo.identity import sha256_by_name
 from syncline.errors import LayoutError
 
@@ -44,16 +44,8 @@ def read_digests(staging: Path) -> dict[str, str]:
 
 
 def _weights(model: Any) -> Iterator[tuple[str, Any]]:
-    seen: set[int] = set()
-    for path, module in model.named_modules():
-        for leaf, parameter in module.named_parameters(recurse=False):
-            if id(parameter) in seen:
-                continue
-            seen.add(id(parameter))
-            if leaf != "weight" or not hasattr(module, "quant_method"):
-                yield f"{path}.{leaf}", parameter.detach()
-                continue
-            at = 0
-            for name, rows in parts(path, module):
-                yield f"{name}.weight", parameter.detach()[at : at + rows]
-                at += rows
+    for name, weight, layer in parameters(model):
+        at = 0
+        for part, rows in parts(name, weight, layer):
+            yield part, weight[at : at + rows]
+            at += rows

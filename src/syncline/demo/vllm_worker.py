@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from syncline.demo.fused import parts
+from syncline.demo.fused import parameters, parts
 from syncline.demo.identity import sha256
 
 
@@ -32,33 +32,21 @@ class DemoWorker:
 
 def _weights(model: Any) -> Iterator[tuple[str, Any, bool]]:
     """Yield name, weight, and whether it was read through a kernel."""
-    seen: set[int] = set()
-    for path, module in model.named_modules():
-        for leaf, parameter in module.named_parameters(recurse=False):
-            if id(parameter) in seen:
+    for name, weight, layer in parameters(model):
+        is_gone = not weight.numel()
+        # An output head packs a copy for its kernel, and keeps the weight for the embedding.
+        has_kernel = layer is not None and (is_gone or hasattr(layer, "cpu_linear"))
+        packed = _through_kernel(layer) if has_kernel else None
+        at = 0
+        for part, rows in parts(name, weight, layer):
+            place = slice(at, at + rows)
+            at += rows
+            if packed is not None and is_gone:
+                yield part, packed[place], True
                 continue
-            seen.add(id(parameter))
-            if leaf != "weight" or not hasattr(module, "quant_method"):
-                yield f"{path}.{leaf}", parameter.detach(), False
-                continue
-            yield from _of_layer(path, module, parameter.detach())
-
-
-def _of_layer(path: str, module: Any, weight: Any) -> Iterator[tuple[str, Any, bool]]:
-    """Yield what one linear layer, embedding or output head holds."""
-    is_gone = not weight.numel()
-    # An output head packs a copy for its kernel, and keeps the weight for the embedding.
-    packed = _through_kernel(module) if is_gone or hasattr(module, "cpu_linear") else None
-    at = 0
-    for name, rows in parts(path, module):
-        part = slice(at, at + rows)
-        at += rows
-        if packed is not None and is_gone:
-            yield f"{name}.weight", packed[part], True
-            continue
-        yield f"{name}.weight", weight[part], False
-        if packed is not None and sha256(packed[part]) != sha256(weight[part] + 0.0):
-            yield f"{name}.weight as its kernel reads it", packed[part], True
+            yield part, weight[place], False
+            if packed is not None and sha256(packed[place]) != sha256(weight[place] + 0.0):
+                yield f"{part} as its kernel reads it", packed[place], True
 
 
 def _through_kernel(module: Any) -> Any:

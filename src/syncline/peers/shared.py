@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -244,6 +245,11 @@ def machine() -> str:
 
     Those are under one kernel and in one PID namespace: two containers of one machine are not.
     """
+    return _machine_of(os.getpid())
+
+
+@cache
+def _machine_of(pid: int) -> str:  # noqa: ARG001 - a process never changes either, a child may differ
     boot = Path("/proc/sys/kernel/random/boot_id")
     if not boot.exists():
         return ""

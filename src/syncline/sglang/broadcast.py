@@ -13,33 +13,50 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from importlib import import_module
-from typing import Any, Self
+from typing import Any, Literal, Self
 
-from syncline.errors import SynclineError, TornUpdateError, TransportTimeoutError
+from syncline.arrays import torch_module
+from syncline.errors import (
+    SynclineError,
+    TornUpdateError,
+    TransportTimeoutError,
+    TransportUnavailableError,
+)
 from syncline.sglang.buckets import FORMAT, Bucket, filled, torch_dtype
 from syncline.sglang.control import SglangHttp
 from syncline.types import Bits
+
+Backend = Literal["gloo", "nccl"]
 
 _LOOK_S = 0.01
 
 
 class Group:
-    """A Gloo group of this process, its rank 0, and all ranks of one server.
+    """A process group of this process, its rank 0, and all ranks of one server.
 
     Args:
         control: the server.
         ranks: how many it has.
+        backend: `gloo`, through host memory; or `nccl`, from this process's current GPU, which was never run.
         host: an address of this machine that the server can reach.
         timeout_s: longest that joining, and any one broadcast, may take.
 
     Raises:
+        TransportUnavailableError: NCCL, and there is no GPU.
         TransportTimeoutError: the ranks did not come.
         EndpointError: the server refused.
     """
 
     def __init__(
-        self, control: SglangHttp, ranks: int, *, host: str = "127.0.0.1", timeout_s: float = 120.0
+        self,
+        control: SglangHttp,
+        ranks: int,
+        *,
+        backend: Backend = "gloo",
+        host: str = "127.0.0.1",
+        timeout_s: float = 120.0,
     ) -> None:
+        self._device = _device(backend)
         self._control = control
         self._timeout_s = timeout_s
         self.name = f"syncline-{uuid.uuid4().hex}"
@@ -52,7 +69,7 @@ class Group:
             "rank_offset": 1,
             "world_size": ranks + 1,
             "group_name": self.name,
-            "backend": "gloo",
+            "backend": backend,
         }
         call = _Call(lambda: control.join_group(body, timeout_s))
         try:
@@ -61,9 +78,10 @@ class Group:
             )
             store = self._store
             # As SGLang nests them: its own prefix, torch's for the group, torch's for the device.
-            for prefix in (self.name, f"{self.name}/", "cpu/"):
+            for prefix in (self.name, f"{self.name}/", f"{self._device}/"):
                 store = self._dist.PrefixStore(prefix, store)
-            self._group = self._dist.ProcessGroupGloo(store, 0, ranks + 1, patience)
+            kind = self._dist.ProcessGroupGloo if backend == "gloo" else self._dist.ProcessGroupNCCL
+            self._group = kind(store, 0, ranks + 1, patience)
         except RuntimeError as error:
             call.finish()  # its reason is the better one
             raise TransportTimeoutError(f"the server's ranks did not join: {error}") from error
@@ -90,7 +108,8 @@ class Group:
         call = _Call(lambda: self._control.receive_tensors(body, timeout_s))
         options = self._dist.BroadcastOptions()
         options.rootRank = options.rootTensor = 0
-        work = self._group.broadcast([flat], options)
+        sent = flat.to(self._device)
+        work = self._group.broadcast([sent], options)
         while not work.is_completed() and not call.has_failed():
             call.wait(_LOOK_S)
         call.finish()
@@ -172,6 +191,17 @@ class _Call:
         self._thread.join()
         if self._error is not None:
             raise self._error
+
+
+def _device(backend: Backend) -> str:
+    """Return where what is broadcast must lie."""
+    if backend == "gloo":
+        return "cpu"
+    if not torch_module().cuda.is_available():
+        raise TransportUnavailableError(
+            "route 'nccl' sends from a GPU of this process, found none; use the route 'distributed', over Gloo"
+        )
+    return "cuda"
 
 
 def _free_port(host: str) -> int:

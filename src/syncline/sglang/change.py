@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 from typing import Protocol
@@ -177,10 +177,14 @@ def check_held(answers: Sequence[Answer]) -> None:
         LayoutError: SGLang drops a tensor or a part of it, which it would answer with 200; or ranks cut it
             in ways that do not fit each other.
     """
-    names: Collection[str] = {
+    names = {
         name for answer in answers for name in (answer.held if answer.held is not None else {})
     }
-    for name in sorted(names):
+    # Of what a rank loads whole it is not known which part it holds.
+    whole = {
+        name for answer in answers for name in (answer.dense if answer.dense is not None else {})
+    }
+    for name in sorted(names - whole):
         found = [
             answer.held[name]
             for answer in answers

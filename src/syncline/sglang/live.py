@@ -13,6 +13,7 @@ import numpy as np
 
 from syncline.arrays import torch_module
 from syncline.commit.overwrite import attempt, check, overwrite, record_all, restore
+from syncline.commit.recorded import Recorded
 from syncline.engines.checkpoint_files import CheckpointFiles
 from syncline.engines.learned import Learned, learn
 from syncline.engines.learned.memories import Memories
@@ -26,6 +27,7 @@ from syncline.types import Bits, Record, TensorMeta
 
 Records = Iterable[Record]
 
+_IN_MEMORY_BYTES = 1 << 26
 _MOST_OFFSET = (1 << 32) - 1
 
 
@@ -93,6 +95,8 @@ class RankWeights:
     def apply(self, journals: Sequence[Records]) -> int:
         """Write the changes; return how many units were written in place.
 
+        Memory: what this rank holds of a journal, up to 64 MiB of it, and all of it in a temporary file above that.
+
         Raises:
             TornUpdateError: it failed, and so did putting the old bits back.
             SynclineError: it failed; every bit is as it was.
@@ -103,17 +107,22 @@ class RankWeights:
         def do() -> None:
             nonlocal written
             for journal in journals:
-                local = _Mapped(self, journal)
-                record_all(local, self._locals, self._target, _Dropped())
-                begun.append(journal)
-                overwrite(local, self._target)
-                written += sum(record.new_bits.size for record in local)
+                with Recorded(_IN_MEMORY_BYTES) as recorded:
+                    written += self._write(journal, recorded, begun)
             self._load({name: self.checkpoint.view(name) for name in self._dense(journals)})
 
         with torch_module().no_grad():
             self.is_applied = True  # should undoing fail, it can be asked for again
             attempt(do, lambda: self._restore(begun))
         return written
+
+    def _write(self, journal: Records, recorded: Recorded, begun: list[Records]) -> int:
+        """Write one journal, which is mapped once for that; return how many units it has here."""
+        are_apart = record_all(self._local(journal), self._locals, self._target, recorded)
+        local = recorded.journal()
+        begun.append(journal)
+        overwrite(local, self._target, are_apart=are_apart)
+        return sum(record.new_bits.size for record in local)
 
     def undo(self, journals: Sequence[Records]) -> int:
         """Put back what stood there before; nothing to do where it still does."""
@@ -137,10 +146,9 @@ class RankWeights:
             count = record.new_bits.size
             offsets = np.arange(count) if record.offsets is None else record.offsets
             positions = offsets.astype(np.int64) + record.start
-            old = self._map.to_local(record.name, positions, record.old_bits)
-            new = self._map.to_local(record.name, positions, record.new_bits)
-            for local, (places, bits) in new.items():
-                yield from _records(local, places, old[local][1], bits)
+            order = np.arange(count, dtype=np.uint32)
+            for local, (places, moved) in self._map.to_local(record.name, positions, order).items():
+                yield from _records(local, places, record.old_bits[moved], record.new_bits[moved])
 
     def _dense(self, journals: Sequence[Records]) -> list[str]:
         """Return the changed tensors that must be loaded whole, and those they cannot be loaded without."""

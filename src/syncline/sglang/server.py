@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from syncline.abc import Observe, Store
 from syncline.engines import CheckpointDir
@@ -36,8 +36,8 @@ from syncline.sync.checks import check_layout, verify_engine
 from syncline.sync.named import is_named
 from syncline.version import HeldVersion
 
-Route = Literal["auto", "in_place", "plugin", "disk", "memory", "distributed"]
-ROUTES = ("auto", "in_place", "plugin", "disk", "memory", "distributed")
+Route = Literal["auto", "in_place", "plugin", "disk", "memory", "distributed", "nccl"]
+ROUTES = get_args(Route)
 
 
 class SglangServer:
@@ -57,9 +57,9 @@ class SglangServer:
         route: `in_place` needs a server with `--custom-weight-loader syncline.sglang.worker.load`; `plugin` does
             the same where Syncline's plugin is loaded (`syncline.sglang.plugin`, 0.5.20 and later). The others
             hand the tensors that have changed over whole: from `disk`, from this host's `memory` in flat
-            buckets, or `distributed` over a Gloo group. `auto`: in place where it can, else from disk. What
-            nothing is known of is loaded from the checkpoint, whatever the route.
-        host: an address of this machine that the server reaches, for `distributed`.
+            buckets, or `distributed` over a Gloo group, `nccl` over an NCCL one. `auto`: in place where it can,
+            else from disk. What nothing is known of is loaded from the checkpoint, whatever the route.
+        host: an address of this machine that the server reaches, for `distributed` and `nccl`.
         observe: told of every step of pulling.
         reached: told of every step of a commit.
     """
@@ -214,7 +214,7 @@ class SglangServer:
             )
         self._check_names(about)
         mirror, metas = self._mirror, self._mirror.tensors()
-        if self._route in ("memory", "distributed"):
+        if self._route in ("memory", "distributed", "nccl"):
             buckets = cut(mirror.changed, metas)
             if self._route == "memory":
                 return FromMemory(buckets, mirror.view, mirror.before, about.tensor_ranks)
@@ -229,8 +229,13 @@ class SglangServer:
     def _joined(self, ranks: int) -> Group:
         """Return the group with this server's ranks; it lasts as long as nothing fails."""
         if self._group is None:
-            timeout_s = self._options.step_timeout_s
-            self._group = Group(self._control, ranks, host=self._host, timeout_s=timeout_s)
+            self._group = Group(
+                self._control,
+                ranks,
+                backend="nccl" if self._route == "nccl" else "gloo",
+                host=self._host,
+                timeout_s=self._options.step_timeout_s,
+            )
         return self._group
 
     def _check_names(self, about: Server) -> None:

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from syncline import durable
 from syncline.errors import CommitError, FormatError
 from syncline.format import strict_json
 from syncline.version import PartEntry
@@ -210,7 +209,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    try:
-        durable.replace(path, data)
+    new = path.with_name(path.name + ".new")
+    try:  # not flushed: whoever reads it does not outlive this machine either
+        new.write_bytes(data)
+        new.replace(path)
     except OSError as error:
         raise CommitError(f"{path} cannot be written: {error.strerror}") from error

@@ -47,6 +47,11 @@ class LaggingStore(Store):
     def __str__(self) -> str:
         return str(self._store)
 
+    @property
+    def puts_at_once(self) -> int:
+        """As of the store."""
+        return self._store.puts_at_once
+
     def put(self, key: str, chunks: Iterable[Buffer]) -> None:
         """Create the object; see `Store.put`."""
         self._store.put(key, chunks)

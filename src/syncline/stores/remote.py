@@ -35,6 +35,9 @@ class Objects(Plain, Protocol):
         """Remove an object; harmless if there is none."""
 
 
+_PUTS_AT_ONCE = 4
+
+
 class RemoteStore(Store):
     """A store over a service's calls.
 
@@ -76,6 +79,11 @@ class RemoteStore(Store):
     def has_conditions(self) -> bool:
         """Whether writes are made under the service's own conditions; may ask it, see `writes`."""
         return isinstance(self._decided(), Conditional)
+
+    @property
+    def puts_at_once(self) -> int:
+        """Several, but for a lease, which each put would wait for; may ask the service, see `writes`."""
+        return _PUTS_AT_ONCE if self.has_conditions else 1
 
     def put(self, key: str, chunks: Iterable[Buffer]) -> None:
         """Create the object; see `Store.put`."""

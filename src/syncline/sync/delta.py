@@ -23,9 +23,8 @@ from syncline.threads import Background
 from syncline.types import ZERO, Step, TensorMeta
 from syncline.version import Manifest, PartEntry, TensorEntry
 
-PUTS_AT_ONCE = 4
-_REMOTE_PARTS = 16
-_REMOTE_PART_BYTES = 32 << 20
+_REMOTE_PARTS = 8
+_REMOTE_PART_BYTES = 64 << 20
 
 
 class DeltaWriter:
@@ -57,11 +56,11 @@ class DeltaWriter:
         self._link_bytes_per_s = options.link_bytes_per_s
         self._density = density
         self._checksum = options.checksum
-        at_once = PUTS_AT_ONCE if writer.is_remote else 1
+        at_once = writer.at_once
         self._memory_bytes = max(1, options.memory_bytes // at_once)
         self._phases = phases
         self._observe = observe
-        self._count = _part_count(base.model_bytes, options.part_bytes, is_remote=writer.is_remote)
+        self._count = _part_count(base.model_bytes, options.part_bytes, is_wide=at_once > 1)
         self._closed = 0
         self._done_bytes = 0
         self._seen: set[str] = set()
@@ -180,10 +179,10 @@ class _Found:
                 self.digest = piece.digest.hexdigest()
 
 
-def _part_count(model_bytes: int, part_bytes: int, *, is_remote: bool) -> int:
+def _part_count(model_bytes: int, part_bytes: int, *, is_wide: bool) -> int:
     """Return how many parts a delta has: over a link several, so that it is busy while the rest is encoded."""
     count = max(1, math.ceil(model_bytes / part_bytes))
-    return max(count, min(_REMOTE_PARTS, model_bytes // _REMOTE_PART_BYTES)) if is_remote else count
+    return max(count, min(_REMOTE_PARTS, model_bytes // _REMOTE_PART_BYTES)) if is_wide else count
 
 
 def dense_bytes(meta: TensorMeta) -> int:

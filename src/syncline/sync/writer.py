@@ -53,9 +53,9 @@ class VersionWriter:
         self._kept = kept
 
     @property
-    def is_remote(self) -> bool:
-        """Whether every put costs round trips, so that several at once pay."""
-        return self._store.is_remote
+    def at_once(self) -> int:
+        """How many objects to put at once."""
+        return self._store.puts_at_once
 
     def put(self, path: str, chunks: Iterable[Buffer], step: str) -> PartEntry:
         """Put one object, digest it on the way, and return its entry."""
@@ -76,7 +76,7 @@ class VersionWriter:
         """Put index, table and manifest; return what identifies the version."""
         index = index_format.dump(manifest, checksum)
         raw, table = manifest_format.dump(manifest)
-        with Background(2 if self.is_remote else 1) as puts:
+        with Background(self.at_once) as puts:
             puts.run(partial(self.put, names.INDEX, [index], "publish.index_written"))
             if table is not None:
                 puts.run(partial(self.put, names.SIDECAR, [table], "publish.table_written"))

@@ -150,3 +150,8 @@ def test_a_second_swap_asks_for_nothing_first(
 
     monkeypatch.setattr(obstore, "get", get)
     store.compare_and_swap("HEAD.json", b"1", b"2")
+
+
+def test_puts_that_wait_for_a_lease_are_not_made_more(service: obstore.store.MemoryStore) -> None:
+    assert ObjectStore(service, writes="conditional").puts_at_once == 4
+    assert ObjectStore(service, writes="lease").puts_at_once == 1

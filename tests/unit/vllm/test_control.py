@@ -91,6 +91,15 @@ def test_caches_that_are_still_held_are_an_error(listening):
         HttpControl(listening.url).reset_caches(5)
 
 
+@pytest.mark.parametrize(
+    "route", ["/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache"]
+)
+def test_a_cache_that_cannot_be_reset_is_an_error(listening, route):
+    listening.answers[route] = 500
+    with pytest.raises(EndpointError, match=f"{route}.*expected 2xx, found 500"):
+        HttpControl(listening.url).reset_caches(5)
+
+
 @pytest.mark.parametrize("answer", [{}, {"results": None}, {"results": ["x"]}])
 def test_workers_without_the_methods_are_an_error(listening, answer):
     listening.answers["/collective_rpc"] = answer
