@@ -36,6 +36,8 @@ def write_checkpoint(
     if kind == "qwen3":
         config = transformers.Qwen3Config(tie_word_embeddings=False, **options)
     elif kind == "llama_tied":
+        # One head of keys and values, so that two workers hold the same one.
+        options = {**_COMMON, "num_key_value_heads": 1, **changes}
         config = transformers.LlamaConfig(tie_word_embeddings=True, **options)
     else:
         config = transformers.Qwen3MoeConfig(

@@ -11,6 +11,7 @@ import torch
 
 import syncline
 from syncline.errors import CommitError, OutcomeUnknownError, SynclineError
+from vllm_serving import Served
 
 PROMPT = [3 + (7 * i * i + 3 * i) % 90 for i in range(301)]
 
@@ -165,6 +166,18 @@ def test_a_vllm_that_is_killed_during_apply_catches_up_after_its_restart(
         assert replica.status().identity == f"weight_v{version:06}"
         assert replica.figures()["syncline_failures_total"] >= 1
     assert server.generate(PROMPT, 12)["token_ids"] == trainer.tokens(version, PROMPT, 12)
+
+
+@pytest.mark.slow
+def test_a_vllm_that_cannot_catch_up_does_not_start(model, tmp_path):
+    config = {"syncline": {"store": str(tmp_path / "nothing")}}
+    served = Served(model, tmp_path, more=("--additional-config", json.dumps(config)))
+    try:
+        with pytest.raises(RuntimeError, match="vLLM did not start"):
+            served.start()
+    finally:
+        served.stop()
+    assert "no HEAD.json in" in served.log.read_text()
 
 
 def wait_for(is_so, timeout_s=120.0):

@@ -25,8 +25,10 @@ def offline(model, tmp_path_factory):
         patch.setattr(sys, "path", [*plugin_path(directory / "plugin"), *sys.path])
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
-        from vllm import LLM
+        from vllm import LLM, plugins
 
+        # Asked once in a process, and another test's engine may have been first.
+        patch.setattr(plugins, "plugins_loaded", False)
         llm = LLM(str(model), weight_transfer_config={"backend": plugin.BACKEND}, **OPTIONS)
         yield llm, Trainer(model, directory / "run")
         llm.llm_engine.engine_core.shutdown()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from syncline import kernels
 from syncline.engines.learned.live import LiveWeights
 from syncline.engines.learned.localised import within
+from syncline.errors import VerifyError
 from syncline.layouts.blocks import Block, Run, run_of
 from syncline.sync.decode import record_fingerprint
 from syncline.sync.fingerprints import fingerprints
@@ -23,6 +24,8 @@ _NOTHING = "0" * _DIGITS
 
 class Shares:
     """One worker's share of the model's fingerprint: what several workers hold counts for the first of them.
+
+    The others compare theirs with the host's copy.
 
     Tensors that no worker holds in a form that can be read or followed (tied names that the loader skips, those that are loaded whole)
     count for the first worker, by the host's copy.
@@ -43,6 +46,7 @@ class Shares:
         everyone = _exchanged([own[name] for name in names], workers, timeout_s)
         self._blocks: list[Block] = []
         self._from_copy: set[str] = set()
+        self._replicas: list[str] = []
         for place, name in enumerate(names):
             digests = [one[place] for one in everyone]
             if set(digests) == {_NOTHING}:
@@ -50,6 +54,8 @@ class Shares:
                     self._from_copy.add(name)
             elif own[name] != _NOTHING and digests.index(own[name]) == workers.rank:
                 self._blocks += _distinct(by_name[name])
+            elif own[name] != _NOTHING:
+                self._replicas.append(name)
         self._runs: dict[str, list[Run]] = {}
         for block in self._blocks:
             run = run_of(block, learned.layout.catalog[block.name].grid)
@@ -58,8 +64,13 @@ class Shares:
         self._change = ZERO
 
     def total(self, copy: HostCopy) -> Fingerprint:
-        """Return the share; the first time everything is read."""
+        """Return the share; the first time everything is read.
+
+        Raises:
+            VerifyError: what another worker answers for is not what the copy holds.
+        """
         if self._total is None:
+            self._check_replicas(copy)
             self._total = self.in_full(copy) - self._change
         return self._total + self._change
 
@@ -86,6 +97,16 @@ class Shares:
         if self._total is not None:
             self._total += self._change
         self._change = ZERO
+
+    def _check_replicas(self, copy: HostCopy) -> None:
+        for name in self._replicas:
+            found = next(self._live.differences(name, copy.view(name)), None)
+            if found is not None:
+                raise VerifyError(
+                    f"tensor {name!r}: this worker's own copy of it, in {found.name!r}, has other bits than the "
+                    "version: something else changed the weights; stage the version as a repair",
+                    tensor=name,
+                )
 
     def _changes(self, copy: HostCopy) -> Iterator[Fingerprint]:
         for record in copy.pending:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from syncline.sources import CheckpointSource
 from syncline.vllm.copy import HostCopy
 from syncline.vllm.placed import PlacedWeights
 from syncline.vllm.ranks import OneWorker
+from vllm_fakes import Shared, ThreadWorkers
 
 SHAPES = {
     "embed": (10, 4),
@@ -224,3 +226,31 @@ def test_a_parameter_that_was_replaced_is_noticed(setting: Setting) -> None:
     setting.model.qk = torch.nn.Parameter(setting.model.qk.data.clone(), requires_grad=False)
     with pytest.raises(LayoutError, match="'qk' was replaced"):
         placed.write(setting.copy)
+
+
+def test_a_replica_that_something_else_changed_is_noticed(tmp_path: Path) -> None:
+    """What several workers hold counts once in the fingerprint, which said nothing of the others' bits."""
+    settings, shared = [], Shared(2)
+    for rank in range(2):
+        (tmp_path / str(rank)).mkdir()
+        settings.append(Setting(tmp_path / str(rank)))
+    placed: list[Any] = [None, None]
+
+    def place(rank: int) -> None:
+        one = settings[rank]
+        placed[rank] = PlacedWeights(one.model, one.source, ThreadWorkers(rank, shared))
+
+    threads = [threading.Thread(target=place, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    settings[1].model.qk.data[5, 1] += 1
+    for rank, live in enumerate(placed):
+        if rank == 0:
+            live.fingerprint(settings[rank].copy)
+            continue
+        with pytest.raises(VerifyError, match="'q': this worker's own copy of it, in 'qk'"):
+            live.fingerprint(settings[rank].copy)
+        live.write(settings[rank].copy, everything=True)
+        live.fingerprint(settings[rank].copy)
