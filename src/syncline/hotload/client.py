@@ -187,8 +187,14 @@ class HotLoadClient:
             )
         started_s = time.monotonic()
         deadline_s = _deadline(timeout_s)
+        late = None
         while True:
-            replicas = self._status(deadline_s)
+            try:
+                replicas = self._status(deadline_s)
+            except TransportTimeoutError as error:
+                if late is None:
+                    raise
+                raise late from error  # what the last answer said tells more than that none came now
             ready, count = status.ready_at(replicas, identity), len(replicas)
             if count >= max(1, min_replicas) and ready >= ready_fraction * count:
                 return Loaded(identity, ready, count, time.monotonic() - started_s)
@@ -198,12 +204,13 @@ class HotLoadClient:
                     f"{self.url}: {failed} of {count} replicas could not load {identity}: "
                     f"{_reasons(replicas, identity)}; they serve what they served before"
                 )
+            late = TransportTimeoutError(
+                f"{self.url}: after {timeout_s:g} s {ready} of {count} replicas are ready at "
+                f"{identity}, expected {ready_fraction:.0%} of at least {min_replicas}: "
+                f"{_reasons(replicas, identity)}"
+            )
             if time.monotonic() + poll_s >= deadline_s:
-                raise TransportTimeoutError(
-                    f"{self.url}: after {timeout_s:g} s {ready} of {count} replicas are ready at "
-                    f"{identity}, expected {ready_fraction:.0%} of at least {min_replicas}: "
-                    f"{_reasons(replicas, identity)}"
-                )
+                raise late
             time.sleep(poll_s)
 
     @staticmethod

@@ -22,6 +22,7 @@ from syncline.errors import (
 )
 from syncline.hotload import FIREWORKS, Dialect, HotLoadClient
 from syncline.hotload.client import PATH
+from syncline.hotload.status import ReplicaStatus
 
 SECRET = "a-very-secret-token"
 
@@ -256,7 +257,26 @@ def test_waiting_ends_with_the_reasons() -> None:
         scripted(Scripted(replies=[waits] * 1000)) as url,
         pytest.raises(TransportTimeoutError, match=r"r7 serves v1 \(loading, 40 %\)"),
     ):
-        HotLoadClient(url).wait("v2", poll_s=0.05, timeout_s=0.3)
+        HotLoadClient(url).wait("v2", poll_s=0.05, timeout_s=2)
+
+
+def test_an_answer_that_does_not_come_in_time_does_not_hide_the_reasons(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits = answer(replica("v1", ready=False, readiness_reason="loading, 40 %", replica="r7"))
+    script = Scripted(replies=[waits])
+    with scripted(script) as url:
+        client = HotLoadClient(url)
+        first = client._status
+
+        def no_second(deadline_s: float) -> tuple[ReplicaStatus, ...]:
+            if script.asked:
+                raise TransportTimeoutError("no answer in time")
+            return first(deadline_s)
+
+        monkeypatch.setattr(client, "_status", no_second)
+        with pytest.raises(TransportTimeoutError, match=r"r7 serves v1 \(loading, 40 %\)"):
+            client.wait("v2", poll_s=0.01, timeout_s=30)
 
 
 def test_waiting_ends_at_once_when_it_is_hopeless() -> None:
