@@ -7,6 +7,7 @@ import math
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -350,15 +351,16 @@ def test_an_sglang_server(tmp_path: Path) -> None:
     from syncline.sglang.control import SglangHttp
     from syncline.sglang.server import SglangServer
 
-    follower = SglangServer(
-        SglangHttp(scene.fake.url),
-        store,
-        CheckpointDir(tmp_path / "model"),
-        tmp_path / "staging",
-        options=sglang_scenes.QUICK,
-    )
-    done = follower.sync()
-    check(done.moved, "store", store.nbytes - _head_bytes(store.store))
-    assert done.moved.seconds["reload"] == pytest.approx(done.send_s)
-    assert done.moved.seconds["flush"] == pytest.approx(done.flush_s)
-    scene.check(2)
+    with closing(scene.fake):
+        follower = SglangServer(
+            SglangHttp(scene.fake.url),
+            store,
+            CheckpointDir(tmp_path / "model"),
+            tmp_path / "staging",
+            options=sglang_scenes.QUICK,
+        )
+        done = follower.sync()
+        check(done.moved, "store", store.nbytes - _head_bytes(store.store))
+        assert done.moved.seconds["reload"] == pytest.approx(done.send_s)
+        assert done.moved.seconds["flush"] == pytest.approx(done.flush_s)
+        scene.check(2)

@@ -166,7 +166,7 @@ def test_publish_for_slime_readers(tmp_path, run, states):
     status, _, err = run("publish", store, second, *options, "--encoding", "tight")
     assert (status, "expected encoding 'xor' or 'overwrite'" in err) == (1, True)
     status, _, err = run("pull", store, tmp_path / "ours", "--version", "two")
-    assert (status, "expected a number in a run of Syncline's own, found 'two'" in err) == (1, True)
+    assert (status, "in a run of Syncline's own, found 'two'" in err) == (1, True)
 
 
 def test_a_store_of_no_layout_is_one_line(tmp_path, run):
