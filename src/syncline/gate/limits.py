@@ -9,10 +9,9 @@ there is, the weights are not its cause.
 the 1 - 1/n quantile; over m versions it is the 1 - 1/(nm) quantile. If tails fall no slower than
 exponentially the second is at most ln(nm) / ln(n) times the first: 2.7 times for n = 64 and m = 1,000, 3.2
 times for m = 10,000. BF16 has heavier tails, because improbable tokens have large negative logits and those are
-rounded coarsely: over six sets of 64 tokens of one model the largest difference was 0.19 to 0.94 nats.
-Six times what was seen covers both. The mean of n differences spreads less (0.026 to 0.061 there), and
-the divergence, which is quadratic in a difference of logits, by the square of that (0.0010 to 0.0042): their
-margins are for this, and for what really changes in training, where logits grow and rounding with them.
+rounded coarsely; six times what was seen is chosen to cover both. The mean of n differences spreads less, and the
+divergence, which is quadratic in a difference of logits, by the square of that: their margins
+are for this, and for what really changes in training, where logits grow and rounding with them.
 Below the floors is what FP32 arithmetic alone does.
 """
 

@@ -31,7 +31,6 @@ def draw_probes(
     Random prompts reach more rows of the embedding than sentences do. A random continuation is
     improbable, and where probabilities are small the rounding of large negative logits drowns what is looked for: so
     with a scorer the continuation is drawn from the model's own distribution, once, before training.
-    Measured on Gemma 3 270M in BF16, trainer against vLLM: mean difference 0.03 nats in place of 0.13.
 
     Args:
         vocabulary: token ids are drawn from 0 to this; leave out ids that the model has no embedding for.
