@@ -16,22 +16,30 @@ import transformers
 
 import sglang_tiny as tiny
 from sglang_real import SglangServer
-from syncline.errors import EndpointError
+from syncline.errors import TransportError
 from syncline.gate import deviation, draw_probes, learn
 from syncline.scorers import SglangScorer, TorchScorer
 from syncline.types import Probe
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, SglangScorer]]:
-    root: Path = tmp_path_factory.mktemp("scores")
-    base = tiny.write(root / "base", tiny.MODELS["qwen3"], seed=1)
-    model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
-    server = SglangServer(base, root / "server.log")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write(tmp_path_factory.mktemp("scores") / "base", tiny.MODELS["qwen3"], seed=1)
+
+
+@pytest.fixture(scope="module")
+def url(base: Path) -> Iterator[str]:
+    server = SglangServer(base, base.with_name("server.log"))
     try:
-        yield TorchScorer(model), SglangScorer(server.wait().url, timeout_s=60.0)
+        yield server.wait().url
     finally:
         server.close()
+
+
+@pytest.fixture(scope="module")
+def both(base: Path, url: str) -> tuple[Any, SglangScorer]:
+    model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
+    return TorchScorer(model), SglangScorer(url, timeout_s=60.0)
 
 
 def test_limits_can_be_learned_and_hold_for_other_texts(both: tuple[Any, SglangScorer]) -> None:
@@ -56,6 +64,8 @@ def test_scores_are_of_these_very_tokens(both: tuple[Any, SglangScorer]) -> None
         assert abs(one.logprobs[-1] - other.resumed) < 0.2
 
 
-def test_a_token_that_the_model_does_not_have_is_refused(both: tuple[Any, SglangScorer]) -> None:
-    with pytest.raises(EndpointError):
-        both[1].score((Probe((1, 2), (300,)),), 1)
+def test_a_token_that_the_model_does_not_have_is_an_error(url: str) -> None:
+    """The last test of its server, which answers with an error, hangs or dies of it."""
+    impatient = SglangScorer(url, timeout_s=10.0)
+    with pytest.raises(TransportError):
+        impatient.score((Probe((1, 2), (300,)),), 1)

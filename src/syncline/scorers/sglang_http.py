@@ -26,7 +26,8 @@ class SglangScorer(Scorer):
         timeout_s: longest that one request may take.
         token: the server's API key; None: it has none.
 
-    The server must not be paused: a paused one holds requests until it is told to go on.
+    The server must not be paused: a paused one holds requests until it is told to go on. SGLang does not
+    check tokens: one that its model does not have may end the server, so draw probes from its vocabulary.
     """
 
     def __init__(
