@@ -46,7 +46,7 @@ def listening():
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     server.asked, server.answers = asked, answers
     server.handle_error = lambda *_: None  # a client that gave up is no fault
