@@ -47,9 +47,14 @@ class InProcess:
         self.rng = np.random.default_rng(7)
         self.publish()
         self.receiver.sync()
-        self.mirror.settle()
+        self.settle()
         self._start([*arguments_of(root / "model", port=0, tp=1), *arguments])
         self.model = self.loaded()
+
+    def settle(self) -> None:
+        held = self.mirror.held()
+        assert held is not None
+        self.mirror.settle(held)
 
     def publish(self) -> None:
         self.publisher.publish(self.weights)
@@ -143,7 +148,7 @@ def main(name: str, root: Path, arguments: Sequence[str]) -> None:
             rank.order("undo")
             assert held(rank.model) == before
             rank.order("apply")
-        rank.mirror.settle()
+        rank.settle()
     derived = sum(".w_" in name for name in held(rank.model))
     sys.stdout.write(json.dumps({"derived": derived}) + "\n")
 

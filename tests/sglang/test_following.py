@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import torch
 import sglang_tiny as tiny
 import syncline
 from sglang_fake import VERSIONS, FakeSglang
-from sglang_scenes import Scene, build
+from sglang_scenes import QUICK, Scene, build
+from syncline.commit.journal import JournalWriter
 from syncline.engines import CheckpointDir
 from syncline.errors import (
     CommitError,
@@ -25,9 +27,11 @@ from syncline.errors import (
     TornUpdateError,
     TransportUnavailableError,
 )
+from syncline.sglang import mirror
 from syncline.sglang.commit import CommitOptions
 from syncline.sglang.control import SglangHttp
 from syncline.sglang.server import SglangServer
+from syncline.version import PartEntry
 
 
 @pytest.fixture
@@ -204,6 +208,71 @@ def test_a_server_that_somebody_else_wrote_is_paused_and_loaded_anew(
     done = scene.follower.sync()
     assert done is not None and done.route == "from disk"
     scene.check(2)
+
+
+@pytest.mark.parametrize("loader", [True, False], ids=["in_place", "disk"])
+def test_a_checkpoint_that_somebody_else_moved_is_loaded_whole(
+    tmp_path: Path, rng: np.random.Generator, loader: bool
+) -> None:
+    scene = build(tmp_path, "0.5.23", ranks=2, loader=loader)
+    with scene.fake:
+        scene.follower.sync()
+        for moved in (False, True):  # alone, and with a version behind it
+            version = scene.train(rng)
+            store = syncline.open_store(str(tmp_path / "run"))
+            syncline.Receiver(store, CheckpointDir(tmp_path / "model")).sync()
+            if moved:
+                version = scene.train(rng)
+            done = scene.follower.sync()
+            assert done is not None and done.route == "from disk"
+            scene.check(version)
+        version = scene.train(rng)
+        done = scene.follower.sync()
+        assert done is not None and done.route == ("in place" if loader else "from disk")
+        scene.check(version)
+
+
+def test_two_servers_of_one_checkpoint_both_follow(
+    scene: Scene, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    other = FakeSglang("0.5.23", tmp_path / "model", ranks=2, staging=tmp_path / "other")
+    with other:
+        second = SglangServer(
+            SglangHttp(other.url),
+            syncline.open_store(str(tmp_path / "run")),
+            CheckpointDir(tmp_path / "model"),
+            tmp_path / "other",
+            options=QUICK,
+        )
+        scene.follower.sync()
+        second.sync()
+        for _ in range(2):
+            version = scene.train(rng)
+            scene.follower.sync()
+            second.sync()
+            scene.check(version)
+            assert other.label == str(version)
+            assert other.checksum() == scene.fake.checksum()
+
+
+def test_changes_that_cannot_be_kept_are_made_up_for_by_loading_the_whole(
+    scene: Scene, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.follower.sync()
+    version = scene.train(rng)
+
+    class Full(JournalWriter):
+        def finish(self) -> PartEntry:
+            raise OSError(errno.ENOSPC, "no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mirror, "JournalWriter", Full)
+        with pytest.raises(CommitError, match="journal-.*(?i:no space left)"):
+            scene.follower.sync()
+    assert scene.fake.label == "1"
+    done = scene.follower.sync()
+    assert done is not None and done.route == "from disk"
+    scene.check(version)
 
 
 def test_one_rank_that_fails_leaves_all_ranks_as_they_were(

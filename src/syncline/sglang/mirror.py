@@ -8,7 +8,7 @@ from pathlib import Path
 from syncline.commit.journal import Journal, JournalWriter
 from syncline.engines import CheckpointDir
 from syncline.engines.passing import PassingEngine
-from syncline.errors import CommitError
+from syncline.errors import CommitError, SynclineError
 from syncline.types import Bits, Record
 from syncline.version import HeldVersion, PartEntry
 
@@ -20,9 +20,8 @@ class Mirror(PassingEngine):
         checkpoint: the directory.
         staging: where the changes are kept; files of an earlier run in it are removed.
 
-    Attributes:
-        pending: the sealed changes that `settle` was not called for, in order; None once it is not known
-            how the server's weights differ from the checkpoint's.
+    Others may move the checkpoint: changes are only believed as long as they lead, without a gap, from the
+    version that `settle` named to the one that the directory holds.
     """
 
     def __init__(self, checkpoint: CheckpointDir, staging: Path) -> None:
@@ -30,7 +29,8 @@ class Mirror(PassingEngine):
         self._checkpoint = checkpoint
         self._staging = staging
         self._count = 0
-        self.pending: list[PartEntry] | None = None
+        self._pending: list[PartEntry] | None = None
+        self._leads_to: str | None = None
         self._names: set[str] = set()
         try:
             staging.mkdir(parents=True, exist_ok=True)
@@ -48,28 +48,45 @@ class Mirror(PassingEngine):
         """The tensors that pending changes touch."""
         return sorted(self._names)
 
+    @property
+    def pending(self) -> Sequence[PartEntry] | None:
+        """The sealed changes since `settle`, in order; None if it is not known what the server lacks."""
+        held = self.held()
+        if self._pending is None or held is None or held.sha256 != self._leads_to:
+            return None
+        return tuple(self._pending)
+
     def apply(self, records: Iterable[Record], held: HeldVersion) -> None:
         """Overwrite what the records list, and keep them; see `Engine.apply`."""
+        is_linked = self.pending is not None
         path = self._staging / f"journal-{self._count}"
         self._count += 1
-        with path.open("w+b") as file:
-            writer = JournalWriter(file)
-            try:
+        try:
+            with path.open("w+b") as file:
+                writer = JournalWriter(file)
                 super().apply(_kept(records, writer), held)
-            except BaseException:
-                path.unlink(missing_ok=True)
-                raise
-            seal = writer.finish()
-        if not writer.names or self.pending is None:
+                seal = writer.finish()
+        except BaseException as error:
+            path.unlink(missing_ok=True)
+            if isinstance(error, OSError) and not isinstance(error, SynclineError):
+                raise CommitError(
+                    f"{path}: changes for the server cannot be kept: {error.strerror}"
+                ) from error
+            raise
+        if not is_linked or self._pending is None:
             path.unlink()
             return
-        self.pending.append(PartEntry(path.name, seal.size_bytes, seal.sha256))
+        self._leads_to = held.sha256
+        if not writer.names:
+            path.unlink()
+            return
+        self._pending.append(PartEntry(path.name, seal.size_bytes, seal.sha256))
         self._names |= writer.names
 
     def before(self, name: str) -> Bits:
         """Return a tensor's bits without what is pending: those that the server has."""
         bits: Bits = self.view(name).copy()
-        for part in reversed(self.pending if self.pending is not None else []):
+        for part in reversed(self._pending if self._pending is not None else []):
             with (self._staging / part.path).open("rb") as file:
                 for record in Journal(file, part.path, part):
                     if record.name == name:
@@ -79,15 +96,15 @@ class Mirror(PassingEngine):
                         window[where] = record.old_bits
         return bits
 
-    def settle(self) -> None:
-        """Forget what is pending: the server holds it now."""
+    def settle(self, held: HeldVersion) -> None:
+        """Forget what is pending: the server holds this version now."""
         self._forget()
-        self.pending = []
+        self._pending, self._leads_to = [], held.sha256
 
     def lose(self) -> None:
         """Note that it is not known how the server's weights differ from these."""
         self._forget()
-        self.pending = None
+        self._pending = None
 
     def _forget(self) -> None:
         for path in self._staging.glob("journal-*"):

@@ -135,7 +135,7 @@ class SglangServer:
         self._changed = len(self._mirror.changed)
         self._dense = len(change.dense) if isinstance(change, InPlace) else self._changed
         self._held = target
-        self._mirror.settle()
+        self._mirror.settle(target)
         if self._last.checksums is not None:
             proof.write(self._staging, Proof(target.sha256, self._last.checksums.engine))
         return self._last
@@ -179,7 +179,7 @@ class SglangServer:
             self._control.set_label(str(held.version), self._options.step_timeout_s)
         self._control.resume(self._options.step_timeout_s)  # whoever paused it may have died
         self._held = held
-        self._mirror.settle()
+        self._mirror.settle(held)
 
     def _pull(self, version: int | None, *, repair: bool) -> AppliedVersion:
         """Bring the checkpoint to a version; what the server lacks of it is kept."""
