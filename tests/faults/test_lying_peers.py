@@ -108,6 +108,10 @@ def described_as(described: dict, fd: int) -> dict:
     return described
 
 
+def read_from(here, description):
+    here.read(json.dumps(description).encode(), [Read("source", 0, "place", 0, 8)], 2.0)
+
+
 def test_pages_that_could_be_shrunk_are_not_mapped(shared):
     """Whoever reads pages that are gone is killed by the system."""
     here, described = shared
@@ -115,11 +119,7 @@ def test_pages_that_could_be_shrunk_are_not_mapped(shared):
     os.ftruncate(fd, 1 << 16)
     try:
         with pytest.raises(MovedOnError):
-            here.read(
-                json.dumps(described_as(described, fd)).encode(),
-                [Read("source", 0, "place", 0, 8)],
-                2.0,
-            )
+            read_from(here, described_as(described, fd))
     finally:
         os.close(fd)
 
@@ -130,11 +130,7 @@ def test_a_pipe_that_is_called_memory_is_not_waited_for(shared, tmp_path):
     fd = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     try:
         with pytest.raises(SynclineError):
-            here.read(
-                json.dumps(described_as(described, fd)).encode(),
-                [Read("source", 0, "place", 0, 8)],
-                2.0,
-            )
+            read_from(here, described_as(described, fd))
     finally:
         os.close(fd)
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
-from syncline.abc import Buffer, Store
+from syncline.abc import Store
 from syncline.errors import ConfigError, ObjectNotFoundError
 from syncline.format import names
+from syncline.stores.passing import PassingStore
 from syncline.stores.patience import Patience
-from syncline.types import ObjectInfo, check_seconds
+from syncline.types import check_seconds
 
 
-class LaggingStore(Store):
+class LaggingStore(PassingStore):
     """Another store, with the patience that it needs.
 
     An object that is not there is looked for again until `within_s` has passed; `HEAD.json` alone is not,
@@ -39,22 +40,9 @@ class LaggingStore(Store):
     ) -> None:
         if not check_seconds("within_s", within_s):
             raise ConfigError("within_s: expected more than 0 seconds")
-        self._store = store
+        super().__init__(store)
         self.visible_within_s = within_s
-        self.is_remote = store.is_remote
         self._patience = Patience(within_s, clock=clock, sleep=sleep)
-
-    def __str__(self) -> str:
-        return str(self._store)
-
-    @property
-    def puts_at_once(self) -> int:
-        """As of the store."""
-        return self._store.puts_at_once
-
-    def put(self, key: str, chunks: Iterable[Buffer]) -> None:
-        """Create the object; see `Store.put`."""
-        self._store.put(key, chunks)
 
     def get(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
         """Return bytes of the object, which may have to be waited for; see `Store.get`."""
@@ -67,18 +55,6 @@ class LaggingStore(Store):
         if size_bytes > 0:
             self._waiting(key, lambda: self._store.get(key, 0, 1))
         return self._store.pieces(key, size_bytes)
-
-    def list(self, prefix: str = "") -> list[ObjectInfo]:
-        """Return what is listed now; see `Store.list`."""
-        return self._store.list(prefix)
-
-    def compare_and_swap(self, key: str, expected: bytes | None, new: bytes) -> None:
-        """Replace the content `expected` by `new`; see `Store.compare_and_swap`."""
-        self._store.compare_and_swap(key, expected, new)
-
-    def delete(self, key: str) -> None:
-        """Remove the object; see `Store.delete`."""
-        self._store.delete(key)
 
     def _waiting(self, key: str, attempt: Callable[[], bytes]) -> bytes:
         try:

@@ -7,11 +7,12 @@ import threading
 from collections.abc import Iterable, Iterator
 
 from syncline.abc import Buffer, Store
+from syncline.stores.passing import PassingStore
 from syncline.sync.phases import Phases
 from syncline.types import ObjectInfo
 
 
-class MeteredStore(Store):
+class MeteredStore(PassingStore):
     """Another store, counted.
 
     Args:
@@ -22,51 +23,37 @@ class MeteredStore(Store):
     """
 
     def __init__(self, store: Store, phases: Phases | None = None) -> None:
-        self._store = store
+        super().__init__(store)
         self._phases = Phases() if phases is None else phases
         self._counting = threading.Lock()
-        self.visible_within_s = store.visible_within_s
-        self.is_remote = store.is_remote
         self.wire_bytes = 0
-
-    def __str__(self) -> str:
-        return str(self._store)
-
-    @property
-    def puts_at_once(self) -> int:
-        """As of the store."""
-        return self._store.puts_at_once
 
     def put(self, key: str, chunks: Iterable[Buffer]) -> None:
         """Create the object; see `Store.put`."""
-        self._store.put(key, self._counted(chunks))
+        super().put(key, self._counted(chunks))
 
     def get(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
         """Return bytes of the object; see `Store.get`."""
         with self._phases("fetch"):
-            data = self._store.get(key, start, stop)
+            data = super().get(key, start, stop)
         self._count(len(data))
         return data
 
     def pieces(self, key: str, size_bytes: int) -> Iterator[bytes]:
         """Yield the object in order; see `Store.pieces`. Timed by who asks."""
-        for piece in self._store.pieces(key, size_bytes):
+        for piece in super().pieces(key, size_bytes):
             self._count(len(piece))
             yield piece
 
     def list(self, prefix: str = "") -> builtins.list[ObjectInfo]:
         """List; see `Store.list`."""
         with self._phases("fetch"):
-            return self._store.list(prefix)
+            return super().list(prefix)
 
     def compare_and_swap(self, key: str, expected: bytes | None, new: bytes) -> None:
         """Swap; see `Store.compare_and_swap`."""
-        self._store.compare_and_swap(key, expected, new)
+        super().compare_and_swap(key, expected, new)
         self._count(len(new))
-
-    def delete(self, key: str) -> None:
-        """Remove the object; see `Store.delete`."""
-        self._store.delete(key)
 
     def _counted(self, chunks: Iterable[Buffer]) -> Iterator[Buffer]:
         for chunk in chunks:
