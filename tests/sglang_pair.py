@@ -79,7 +79,6 @@ class Pair:
         self.follower = self.another()
 
     def close(self) -> None:
-        self.control.close()
         self.real.close()
 
     def another(self, **given: Any) -> SglangServer:

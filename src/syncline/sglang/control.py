@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from syncline.errors import EndpointError, FormatError
 from syncline.format import strict_json
@@ -39,7 +39,6 @@ class SglangHttp:
 
     Raises:
         ConfigError: the URL cannot be used.
-        TransportUnavailableError: urllib3 is not installed.
 
     All methods raise:
         EndpointError: the server refused; the message has its reason.
@@ -54,16 +53,6 @@ class SglangHttp:
     def url(self) -> str:
         """Where the server listens."""
         return self._endpoint.url
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connections; the object can still be used."""
-        self._endpoint.close()
 
     def server(self, timeout_s: float) -> Server:
         """Return what the server says of itself.

@@ -311,11 +311,10 @@ class SglangServer:
             self._group = None
 
     def close(self) -> None:
-        """Let the server leave the group, if there is one, and close the connections to it."""
+        """Let the server leave the group, if there is one."""
         if self._group is not None:
             self._group.close()
             self._group = None
-        self._control.close()
 
     def _lose(self) -> None:
         """Note that what the server holds is not known."""
