@@ -12,6 +12,7 @@ import json
 import pickletools
 import socket
 import threading
+import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -156,7 +157,7 @@ class FakeSglang:
         self.faults: dict[str, tuple[str, str]] = {}
         self.lies: dict[str, Any] = {}
         self.has_given_up = threading.Event()
-        self.starts = 1
+        self.start = uuid.uuid4().int
         self.calls: list[str] = []
         self.running: list[str] = []
         self.waiting: list[str] = []
@@ -206,7 +207,7 @@ class FakeSglang:
 
     def restart(self, model: Path, label: str) -> None:
         """Be another process at the same address, as a supervisor starts it, from a checkpoint."""
-        self.starts += 1
+        self.start = uuid.uuid4().int
         self.model_path, self.labels = str(model), dict.fromkeys(self.labels, label)
         self.session, self.is_paused = None, False
         self.models = [FusedModel(m.config, m.rank, m.ranks) for m in self.models]
@@ -318,7 +319,7 @@ class FakeSglang:
             "pp_size": 1,
             "custom_weight_loader": list(self.loaders),
             "speculative_algorithm": None,
-            "random_seed": self.starts,
+            "random_seed": self.start,
             **self.about,
         }
 

@@ -14,7 +14,7 @@ from syncline.format import strict_json
 LIMIT_BYTES = 64 << 20
 """Longest answer that is read: checksums of some hundred thousand parameters."""
 
-_OF_A_START = ("random_seed", "nccl_port", "startup_time", "launch_command")
+_OF_A_START = ("port", "random_seed", "nccl_port", "startup_time", "launch_command")
 _CHECKSUM = re.compile(r"[0-9a-f]+")
 
 

@@ -29,6 +29,7 @@ from syncline.sglang.commit import Commit, CommitOptions, Committed
 from syncline.sglang.control import SglangHttp
 from syncline.sglang.groups import with_partners
 from syncline.sglang.mirror import Mirror
+from syncline.sglang.owner import Owner
 from syncline.sglang.proof import Proof
 from syncline.sglang.versions import Rules
 from syncline.sync import AppliedVersion, Receiver
@@ -84,6 +85,7 @@ class SglangServer:
             raise ConfigError(f"route: expected one of {', '.join(ROUTES)}, found {route!r}")
         self._control = control
         self._staging = staging.absolute()
+        self._owner = Owner(self._staging)
         self._mirror = Mirror(checkpoint, self._staging)
         self._receiver = Receiver(store, self._mirror, observe=observe)
         self._options = CommitOptions() if options is None else options
@@ -116,6 +118,8 @@ class SglangServer:
         about = self._control.server(step_s)
         rules = self._control.rules(about.version, step_s)
         _check_served(about)
+        if self._owner.claim(about.start):
+            self._doubt()
         self._recognise(rules, about)
         self._check_going()
         started_s = time.monotonic()
@@ -311,10 +315,11 @@ class SglangServer:
             self._group = None
 
     def close(self) -> None:
-        """Let the server leave the group, if there is one."""
+        """Let the server leave the group, if there is one, and let others follow it."""
         if self._group is not None:
             self._group.close()
             self._group = None
+        self._owner.release()
 
     def _lose(self) -> None:
         """Note that what the server holds is not known."""
