@@ -13,18 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from syncline.arrays import torch_module
 from syncline.errors import (
     SynclineError,
-    TornUpdateError,
     TransportTimeoutError,
     TransportUnavailableError,
 )
-from syncline.sglang.buckets import FORMAT, Bucket, filled, torch_dtype
+from syncline.sglang.buckets import FORMAT, Bucket, Tensors, filled, torch_dtype
 from syncline.sglang.control import SglangHttp
-from syncline.types import Bits
 
 Backend = Literal["gloo", "nccl"]
 
@@ -127,34 +126,34 @@ class FromBroadcast:
 
     name = "from distributed"
     in_session = True
+    trial: Path | None = None
 
     def __init__(
         self,
         group: Group,
         buckets: Sequence[Bucket],
-        new: Callable[[str], Bits],
-        old: Callable[[str], Bits] | None,
+        new: Tensors,
+        old: Tensors,
+        *,
+        shows: bool,
     ) -> None:
         self._group = group
         self._buckets = buckets
         self._new = new
         self._old = old
-        self._has_begun = False
+        self.shows = shows
+        self.has_begun = False
 
     def send(self, control: SglangHttp, timeout_s: float) -> None:
         """Broadcast every bucket; see `Change.send`."""
-        self._has_begun = True
         self._send(self._new, timeout_s)
 
     def undo(self, control: SglangHttp, timeout_s: float) -> None:
         """Broadcast every bucket as it was; see `Change.undo`."""
-        if not self._has_begun:
-            return
-        if self._old is None:
-            raise TornUpdateError("weights were being sent, and what stood there is not known")
-        self._send(self._old, timeout_s)
+        if self.has_begun:
+            self._send(self._old, timeout_s)
 
-    def _send(self, bits: Callable[[str], Bits], timeout_s: float) -> None:
+    def _send(self, tensors: Tensors, timeout_s: float) -> None:
         for bucket in self._buckets:
             body = {
                 "names": [meta.name for meta in bucket.metas],
@@ -163,7 +162,9 @@ class FromBroadcast:
                 "group_name": self._group.name,
                 "load_format": FORMAT,
             }
-            self._group.broadcast(filled(bucket, bits), body, timeout_s)
+            flat = filled(bucket, tensors)
+            self.has_begun = True
+            self._group.broadcast(flat, body, timeout_s)
 
 
 class _Call:

@@ -152,6 +152,12 @@ def forget_answers(directory: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def forget_order(directory: Path) -> None:
+    """Remove the order and its answers: a rank that comes to it late does nothing."""
+    (directory / ORDER).unlink(missing_ok=True)
+    forget_answers(directory)
+
+
 def has_answers(directory: Path) -> bool:
     """Tell whether some rank has answered since `forget_answers`."""
     return any(directory.glob("answer-*.json"))
