@@ -16,7 +16,6 @@ from syncline.errors import (
     ConfigError,
     EndpointError,
     OutcomeUnknownError,
-    SynclineError,
     TornUpdateError,
 )
 from syncline.sglang.answers import Checksums
@@ -203,7 +202,8 @@ class Commit:
             control.resume(step_s)
         except TornUpdateError as second:
             raise TornUpdateError(_failed(error, second)) from second
-        except SynclineError as second:
+        except Exception as second:
+            # Whatever it is: the server is not as it was.
             raise OutcomeUnknownError(_failed(error, second)) from second
 
 

@@ -34,6 +34,7 @@ from syncline.sync import AppliedVersion, Receiver
 from syncline.sync.accounting import Moved
 from syncline.sync.checks import check_layout, verify_engine
 from syncline.sync.named import is_named
+from syncline.sync.ours import as_commit_error
 from syncline.version import HeldVersion
 
 Route = Literal["auto", "in_place", "plugin", "disk", "memory", "distributed", "nccl"]
@@ -107,6 +108,10 @@ class SglangServer:
                 the next call loads everything.
             SynclineError: the server serves what it served.
         """
+        with as_commit_error("the update failed, and the server serves what it served"):
+            return self._sync(version, repair=repair)
+
+    def _sync(self, version: int | None, *, repair: bool) -> Committed | None:
         step_s = self._options.step_timeout_s
         about = self._control.server(step_s)
         rules = self._control.rules(about.version, step_s)
@@ -245,14 +250,15 @@ class SglangServer:
             LayoutError: it has others, or its directory cannot be seen from here.
         """
         loaded = Path(about.model_path)
-        if loaded.resolve() == self._mirror.path.resolve() or self._staging in (
-            loaded,
-            *loaded.parents,
-        ):
-            return
         try:
+            if loaded.resolve() == self._mirror.path.resolve() or self._staging in (
+                loaded,
+                *loaded.parents,
+            ):
+                return
             found = CheckpointFiles(loaded).metas()
-        except (SynclineError, OSError) as error:
+        # A path that is none is a ValueError, one that leads in a circle a RuntimeError.
+        except (SynclineError, OSError, ValueError, RuntimeError) as error:
             raise LayoutError(
                 f"the server was loaded from {loaded}, which cannot be read here ({error}), so it is not known "
                 f"whether its tensors are those of {self._mirror.path}; start it from that directory"
