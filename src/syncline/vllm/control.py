@@ -58,7 +58,6 @@ class HttpControl:
 
     Raises:
         ConfigError: the URL cannot be used.
-        TransportUnavailableError: urllib3 is not installed.
     """
 
     def __init__(self, url: str, token: Token | None = None) -> None:
