@@ -21,7 +21,7 @@ class Mirror(PassingEngine):
 
     Args:
         checkpoint: the directory.
-        staging: where the changes are kept; files of an earlier run in it are removed.
+        staging: where the changes are kept; `lose` and `settle` remove those of an earlier run, too.
 
     Others may move the checkpoint: changes are only believed as long as they lead, without a gap, from the
     version that `settle` named to the one that the directory holds.
@@ -39,7 +39,6 @@ class Mirror(PassingEngine):
             staging.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CommitError(f"{staging} cannot be made: {error.strerror}") from error
-        self._forget()
 
     @property
     def path(self) -> Path:

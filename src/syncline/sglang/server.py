@@ -12,6 +12,7 @@ from syncline.abc import Observe, Store
 from syncline.engines import CheckpointDir
 from syncline.engines.checkpoint_files import CheckpointFiles
 from syncline.errors import (
+    CommitError,
     ConfigError,
     LayoutError,
     OutcomeUnknownError,
@@ -28,6 +29,7 @@ from syncline.sglang.commit import Commit, CommitOptions, Committed
 from syncline.sglang.control import SglangHttp
 from syncline.sglang.groups import with_partners
 from syncline.sglang.mirror import Mirror
+from syncline.sglang.owner import Owner
 from syncline.sglang.proof import Proof
 from syncline.sglang.versions import Rules
 from syncline.sync import AppliedVersion, Receiver
@@ -39,6 +41,8 @@ from syncline.version import HeldVersion
 
 Route = Literal["auto", "in_place", "plugin", "disk", "memory", "distributed", "nccl"]
 ROUTES = get_args(Route)
+
+_LOOK_S = 10.0
 
 
 class SglangServer:
@@ -82,6 +86,7 @@ class SglangServer:
             raise ConfigError(f"route: expected one of {', '.join(ROUTES)}, found {route!r}")
         self._control = control
         self._staging = staging.absolute()
+        self._owner = Owner(self._staging)
         self._mirror = Mirror(checkpoint, self._staging)
         self._receiver = Receiver(store, self._mirror, observe=observe)
         self._options = CommitOptions() if options is None else options
@@ -90,6 +95,8 @@ class SglangServer:
         self._group: Group | None = None
         self._reached = reached
         self._held: HeldVersion | None = None
+        self._start = ""
+        self._may_pause_late = False
         self._last: Committed | None = None
         self._dense = self._changed = 0
         self._stage_s = 0.0
@@ -116,7 +123,10 @@ class SglangServer:
         about = self._control.server(step_s)
         rules = self._control.rules(about.version, step_s)
         _check_served(about)
+        if self._owner.claim(about.start):
+            self._doubt()
         self._recognise(rules, about)
+        self._check_going()
         started_s = time.monotonic()
         pulled = self._pull(version, repair=repair)
         self._stage_s = time.monotonic() - started_s
@@ -137,6 +147,8 @@ class SglangServer:
         except (TornUpdateError, OutcomeUnknownError):
             self._lose()
             raise
+        finally:
+            self._may_pause_late = commit.may_pause_late
         self._changed = len(self._mirror.changed)
         self._dense = len(change.dense) if isinstance(change, InPlace) else self._changed
         self._held = target
@@ -150,11 +162,23 @@ class SglangServer:
         return self._held
 
     def is_serving(self) -> bool:
-        """Tell whether the server answers, and still names the version that it was brought to."""
-        is_serving = is_named(self._control, self._held)
-        if self._held is not None and not is_serving:
+        """Tell whether the server generates with the version that it was brought to, as far as it says so itself.
+
+        It answers, names the version, was not started anew, and is not paused.
+        """
+        if self._held is None:
+            return False
+        if not is_named(self._control, self._held):
             self._doubt()
-        return is_serving
+            return False
+        try:
+            if self._control.server(_LOOK_S).start != self._start:
+                self._doubt()
+                return False
+            is_paused = self._control.is_paused(_LOOK_S)
+        except SynclineError:  # busy or gone: its name said nothing against it
+            return False
+        return not is_paused and not (is_paused is None and self._may_pause_late)
 
     def figures(self) -> Mapping[str, float]:
         """Return what the last commit took, by name of the metric."""
@@ -170,7 +194,9 @@ class SglangServer:
 
     def _recognise(self, rules: Rules, about: Server) -> None:
         """Find out whether a server that nothing is known of holds the checkpoint's version."""
-        if self._held is not None and about.label != str(self._held.version):
+        is_same = about.start == self._start
+        self._start = about.start
+        if self._held is not None and not (is_same and about.label == str(self._held.version)):
             self._doubt()
         known, held = proof.read(self._staging), self._mirror.held()
         if self._held is not None or known is None or held is None or not rules.has_checksums:
@@ -185,6 +211,25 @@ class SglangServer:
         self._control.resume(self._options.step_timeout_s)  # whoever paused it may have died
         self._held = held
         self._mirror.settle(held)
+
+    def _check_going(self) -> None:
+        """Let a server go on that heard late of a pause of ours.
+
+        Raises:
+            CommitError: it holds a known version, and somebody else has paused it.
+        """
+        if self._held is None:
+            return  # it will be paused and go on
+        step_s = self._options.step_timeout_s
+        is_paused = self._control.is_paused(step_s)
+        if self._may_pause_late and is_paused is not False:
+            self._control.resume(step_s)
+            self._may_pause_late = False
+        elif is_paused:
+            raise CommitError(
+                f"version {self._held.version}: expected the server to generate, found it paused by somebody "
+                "else; continue it (/continue_generation), or stop whoever else updates it"
+            )
 
     def _pull(self, version: int | None, *, repair: bool) -> AppliedVersion:
         """Bring the checkpoint to a version; what the server lacks of it is kept."""
@@ -276,10 +321,11 @@ class SglangServer:
             self._group = None
 
     def close(self) -> None:
-        """Let the server leave the group, if there is one."""
+        """Let the server leave the group, if there is one, and let others follow it."""
         if self._group is not None:
             self._group.close()
             self._group = None
+        self._owner.release()
 
     def _lose(self) -> None:
         """Note that what the server holds is not known."""
