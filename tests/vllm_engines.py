@@ -91,6 +91,7 @@ def engine(
         os.environ, ENVIRONMENT | ({"VLLM_CPU_OMP_THREADS_BIND": "0|1"} if tp > 1 else {})
     ):
         from vllm import LLM
+        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
         llm = LLM(
             str(path),
@@ -110,6 +111,8 @@ def engine(
             llm.llm_engine.engine_core.shutdown()
             del llm
             gc.collect()
+            # Experts of an engine in this process keep its groups, and so a port.
+            cleanup_dist_env_and_memory()
 
 
 def model_of(llm: Any) -> Any:

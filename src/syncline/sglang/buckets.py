@@ -171,37 +171,47 @@ class FromMemory:
         self._ranks = ranks
         self.shows = shows
         self.has_begun = False
+        self._begun: list[Bucket] = []
         self._unanswered: list[Shared] = []
 
     def send(self, control: SglangHttp, timeout_s: float) -> None:
         """Send every bucket; see `Change.send`."""
-        self._send(self._new, control, timeout_s)
+        for bucket in self._buckets:
+            shared = Shared(filled(bucket, self._new))
+            self.has_begun = True
+            self._begun.append(bucket)
+            self._send(bucket, shared, self._new, control, timeout_s)
 
     def undo(self, control: SglangHttp, timeout_s: float) -> None:
-        """Send every bucket as it was; see `Change.undo`."""
-        if not self.has_begun:
-            return
+        """Send every bucket as it was, of those that may have arrived; see `Change.undo`."""
         try:
-            self._send(self._old, control, timeout_s)
+            for bucket in self._begun:
+                shared = Shared(filled(bucket, self._old))
+                self._send(bucket, shared, self._old, control, timeout_s)
         finally:
             for shared in self._unanswered:
                 shared.close()
 
-    def _send(self, tensors: Tensors, control: SglangHttp, timeout_s: float) -> None:
-        for bucket in self._buckets:
-            shared = Shared(filled(bucket, tensors))
-            self.has_begun = True
-            try:
-                payloads = [_payload(bucket, shared.flat) for _ in range(self._ranks)]
-                control.load_tensors(payloads, FORMAT, timeout_s)
-                check_filled(bucket, shared.flat, tensors.prints)  # the ranks could write there
-            except (TransportTimeoutError, PeerLostError):
-                self._unanswered.append(shared)  # a rank may still be about to read it
-                raise
-            except BaseException:
-                shared.close()
-                raise
+    def _send(
+        self,
+        bucket: Bucket,
+        shared: Shared,
+        tensors: Tensors,
+        control: SglangHttp,
+        timeout_s: float,
+    ) -> None:
+        try:
+            # One payload a rank: each takes the shared memory's count down by one.
+            payloads = [_payload(bucket, shared.flat) for _ in range(self._ranks)]
+            control.load_tensors(payloads, FORMAT, timeout_s)
+            check_filled(bucket, shared.flat, tensors.prints)  # the ranks could write there
+        except (TransportTimeoutError, PeerLostError):
+            self._unanswered.append(shared)  # a rank may still be about to read it
+            raise
+        except BaseException:
             shared.close()
+            raise
+        shared.close()
 
 
 class Shared:

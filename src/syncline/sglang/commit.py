@@ -300,7 +300,8 @@ class Commit:
             control.resume(step_s)
         except TornUpdateError as second:
             raise TornUpdateError(_failed(error, second)) from second
-        except SynclineError as second:
+        except Exception as second:
+            # Whatever it is: the server is not as it was.
             raise OutcomeUnknownError(_failed(error, second)) from second
 
     def _check_undone(self, change: Change) -> None:

@@ -63,7 +63,7 @@ class Mirror(PassingEngine):
                 with (self._staging / part.path).open("rb") as file:
                     Journal(file, part.path, part)
         except (OSError, FormatError) as error:
-            _log.warning("%s: changes are lost, the whole is loaded: %s", self._staging, error)
+            _log.warning("syncline: %s: changes are lost, all is loaded: %s", self._staging, error)
             self.lose()
             return None
         return pending
@@ -87,18 +87,18 @@ class Mirror(PassingEngine):
                 super().apply(_kept(records, writer), held)
                 seal = writer.finish()
         except BaseException as error:
-            path.unlink(missing_ok=True)
+            _remove(path)
             if isinstance(error, OSError) and not isinstance(error, SynclineError):
                 raise CommitError(
                     f"{path}: changes for the server cannot be kept: {error.strerror}"
                 ) from error
             raise
         if not is_linked or self._pending is None:
-            path.unlink()
+            _remove(path)
             return
         self._leads_to = held.sha256
         if not writer.names:
-            path.unlink()
+            _remove(path)
             return
         self._pending.append(PartEntry(path.name, seal.size_bytes, seal.sha256))
         self._names |= writer.names
@@ -118,18 +118,26 @@ class Mirror(PassingEngine):
 
     def settle(self, held: HeldVersion) -> None:
         """Forget what is pending: the server holds this version now."""
-        self._forget()
         self._pending, self._leads_to = [], held.sha256
+        self._forget()
 
     def lose(self) -> None:
         """Note that it is not known how the server's weights differ from these."""
-        self._forget()
         self._pending = None
+        self._forget()
 
     def _forget(self) -> None:
-        for path in self._staging.glob("journal-*"):
-            path.unlink()
         self._names = set()
+        for path in self._staging.glob("journal-*"):
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Remove changes that nobody will read again; where that fails they only take room."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        _log.warning("syncline: %s cannot be removed: %s", path, error.strerror)
 
 
 def _kept(records: Iterable[Record], writer: JournalWriter) -> Iterator[Record]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from syncline.engines.checkpoint_files import CheckpointFiles
-from syncline.errors import ConfigError, LayoutError, SynclineError
+from syncline.errors import CommitError, ConfigError, LayoutError, SynclineError
 from syncline.sglang import partial, staged
 from syncline.sglang.answers import Server
 from syncline.sglang.broadcast import FromBroadcast, Group
@@ -25,6 +26,7 @@ from syncline.version import HeldVersion, PartEntry
 Route = Literal["auto", "in_place", "plugin", "disk", "memory", "distributed", "nccl"]
 ROUTES = get_args(Route)
 
+_log = logging.getLogger(__name__)
 _FLOATS = ("BF16", "F16", "F32")
 _TRIAL_BYTES = 16 << 20
 _NEW, _OLD, _TRIAL = _DIRECTORIES = ("new", "old", "trial")
@@ -110,7 +112,10 @@ def _whole(
 
 def tidy(staging: Path) -> None:
     """Remove what was staged for one update: it is over, and a server that comes to it late finds nothing."""
-    staged.forget_order(staging)
+    try:
+        staged.forget_order(staging)
+    except CommitError as error:
+        _log.warning("syncline: %s", error)
     for name in _DIRECTORIES:
         shutil.rmtree(staging / name, ignore_errors=True)
 
@@ -146,11 +151,12 @@ def _check_names(lack: Lack, mirror: Mirror) -> None:
         LayoutError: it has others, or its directory cannot be seen from here.
     """
     loaded = Path(lack.about.model_path)
-    if loaded.resolve() == mirror.path.resolve() or lack.staging in (loaded, *loaded.parents):
-        return
     try:
+        if loaded.resolve() == mirror.path.resolve() or lack.staging in (loaded, *loaded.parents):
+            return
         found = CheckpointFiles(loaded).metas()
-    except (SynclineError, OSError) as error:
+    # A path that is none is a ValueError, one that leads in a circle a RuntimeError.
+    except (SynclineError, OSError, ValueError, RuntimeError) as error:
         raise LayoutError(
             f"the server was loaded from {loaded}, which cannot be read here ({error}), so it is not known "
             f"whether its tensors are those of {mirror.path}; start it from that directory"

@@ -32,6 +32,7 @@ from syncline.sglang.versions import Rules
 from syncline.sync import AppliedVersion, Receiver
 from syncline.sync.accounting import Moved
 from syncline.sync.named import is_named
+from syncline.sync.ours import as_commit_error
 from syncline.version import HeldVersion
 
 _LOOK_S = 10.0
@@ -108,6 +109,10 @@ class SglangServer:
                 the next call loads everything.
             SynclineError: the server serves what it served.
         """
+        with as_commit_error("the update failed, and the server serves what it served"):
+            return self._sync(version, repair=repair)
+
+    def _sync(self, version: int | None, *, repair: bool) -> Committed | None:
         step_s = self._options.step_timeout_s
         about = self._control.server(step_s)
         rules = self._control.rules(about.version, step_s)
