@@ -177,17 +177,13 @@ class FromMemory:
     def send(self, control: SglangHttp, timeout_s: float) -> None:
         """Send every bucket; see `Change.send`."""
         for bucket in self._buckets:
-            shared = Shared(filled(bucket, self._new))
-            self.has_begun = True
-            self._begun.append(bucket)
-            self._send(bucket, shared, self._new, control, timeout_s)
+            self._send(bucket, self._new, control, timeout_s)
 
     def undo(self, control: SglangHttp, timeout_s: float) -> None:
         """Send every bucket as it was, of those that may have arrived; see `Change.undo`."""
         try:
-            for bucket in self._begun:
-                shared = Shared(filled(bucket, self._old))
-                self._send(bucket, shared, self._old, control, timeout_s)
+            for bucket in tuple(self._begun):
+                self._send(bucket, self._old, control, timeout_s)
         finally:
             for shared in self._unanswered:
                 shared.close()
@@ -195,14 +191,16 @@ class FromMemory:
     def _send(
         self,
         bucket: Bucket,
-        shared: Shared,
         tensors: Tensors,
         control: SglangHttp,
         timeout_s: float,
     ) -> None:
+        shared = Shared(filled(bucket, tensors))
         try:
             # One payload a rank: each takes the shared memory's count down by one.
             payloads = [_payload(bucket, shared.flat) for _ in range(self._ranks)]
+            self.has_begun = True
+            self._begun.append(bucket)
             control.load_tensors(payloads, FORMAT, timeout_s)
             check_filled(bucket, shared.flat, tensors.prints)  # the ranks could write there
         except (TransportTimeoutError, PeerLostError):
