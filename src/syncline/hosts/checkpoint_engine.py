@@ -11,6 +11,7 @@ import json
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -28,6 +29,7 @@ from syncline.hosts.host import require_held
 from syncline.peers.streams import Deadline
 
 _SHOWN = 300
+_TAKE_BACK_S = 10.0
 _IN_PLACE = Path("/dev/shm")  # noqa: S108 - where checkpoint-engine takes files apart
 
 
@@ -93,13 +95,16 @@ class CheckpointEngine:
             self._register(name, shares, deadline)
         route = f"/v1/checkpoints/{name}"
         self._all("POST", lambda _: f"{route}/gather-metas", None, deadline)
-        body = {
-            "ranks": list(ranks),
-            "update_url": update_url,
-            "timeout": deadline.left_s(),
-            "uds": engine_uds,
-        }
-        self._all("POST", lambda _: f"{route}/update", lambda _: body, deadline)
+
+        def body(_: str) -> Mapping[str, Any]:
+            return {
+                "ranks": list(ranks),
+                "update_url": update_url,
+                "timeout": deadline.left_s(),
+                "uds": engine_uds,
+            }
+
+        self._all("POST", lambda _: f"{route}/update", body, deadline)
         return HandOver(name, held.version, shares)
 
     def forget(self, name: str, *, timeout_s: float) -> None:
@@ -120,7 +125,8 @@ class CheckpointEngine:
             )
         except TransportError:
             for path in done:
-                _ask(path, "DELETE", route, None, deadline)
+                with suppress(TransportError):  # why it was not registered is what is to be said
+                    _ask(path, "DELETE", route, None, Deadline(_TAKE_BACK_S))
             raise
         self._registered.add(name)
 
@@ -140,9 +146,7 @@ class CheckpointEngine:
         pool = ThreadPoolExecutor(len(self._sockets), thread_name_prefix="syncline-ce")
         try:
             asked: dict[Future[None], str] = {
-                pool.submit(
-                    _ask, path, method, route(path), None if body is None else body(path), deadline
-                ): path
+                pool.submit(_ask, path, method, route(path), body, deadline): path
                 for path in self._sockets
             }
             wait(asked)
@@ -170,14 +174,19 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def _ask(
-    path: str, method: str, route: str, body: Mapping[str, Any] | None, deadline: Deadline
+    path: str,
+    method: str,
+    route: str,
+    body: Callable[[str], Mapping[str, Any]] | None,
+    deadline: Deadline,
 ) -> None:
     where = f"checkpoint-engine at {path}: {method} {route}"
     try:
         connection = _UnixConnection(path, deadline.left_s())
         try:
             headers = {"Content-Type": "application/json"}
-            connection.request(method, route, None if body is None else json.dumps(body), headers)
+            raw = None if body is None else json.dumps(body(path))
+            connection.request(method, route, raw, headers)
             answer = connection.getresponse()
             said = answer.read(_SHOWN).decode(errors="replace")
         finally:
