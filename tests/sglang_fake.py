@@ -12,6 +12,7 @@ import json
 import pickletools
 import socket
 import threading
+import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -123,7 +124,8 @@ class _DiedError(Exception):
 class FakeSglang:
     """One server; `faults` breaks a route once: `before` and `after` it does its work.
 
-    A fault is 'lost' (the connection is cut), 'hangs' (it does not answer), 'dies', or a refusal's text.
+    A fault is 'lost' (the connection is cut), 'hangs' (it does not answer), 'late' (it does its work when
+    `has_given_up` is set), 'dies', or a refusal's text. `lies` are answers of routes that do nothing else.
     """
 
     def __init__(
@@ -153,6 +155,9 @@ class FakeSglang:
         self.token = token
         self.hooked = hooked
         self.faults: dict[str, tuple[str, str]] = {}
+        self.lies: dict[str, Any] = {}
+        self.has_given_up = threading.Event()
+        self.start = uuid.uuid4().int
         self.calls: list[str] = []
         self.running: list[str] = []
         self.waiting: list[str] = []
@@ -199,6 +204,14 @@ class FakeSglang:
         self._http.shutdown()
         self._http.server_close()
         self._thread.join()
+
+    def restart(self, model: Path, label: str) -> None:
+        """Be another process at the same address, as a supervisor starts it, from a checkpoint."""
+        self.start = uuid.uuid4().int
+        self.model_path, self.labels = str(model), dict.fromkeys(self.labels, label)
+        self.session, self.is_paused = None, False
+        self.models = [FusedModel(m.config, m.rank, m.ranks) for m in self.models]
+        self._load(load_file(model / "model.safetensors"))
 
     @property
     def label(self) -> str:
@@ -261,11 +274,18 @@ class FakeSglang:
         if fault == "hangs":
             self._hang.wait(30)
             raise _LostError
+        if fault == "late":
+            self.has_given_up.wait(30)
+            return
         raise _RefusedError(fault)
 
     def _answer(self, path: str, body: dict[str, Any] | None) -> tuple[int, Any]:
         if path not in self.rules["routes"]:
             return 404, {"detail": "Not Found"}
+        if path in self.lies:
+            return 200, self.lies[path]
+        if path == "/ready":
+            return 503 if self.is_paused else 200, b""
         routes: dict[str, Callable[[dict[str, Any]], Any]] = {
             "/server_info": self._server_info,
             "/model_info": lambda _: {
@@ -299,6 +319,7 @@ class FakeSglang:
             "pp_size": 1,
             "custom_weight_loader": list(self.loaders),
             "speculative_algorithm": None,
+            "random_seed": self.start,
             **self.about,
         }
 

@@ -125,27 +125,28 @@ class FromMemory:
         self._new = new
         self._old = old
         self._ranks = ranks
-        self._has_begun = False
+        self._begun: list[Bucket] = []
 
     def send(self, control: SglangHttp, timeout_s: float) -> None:
         """Send every bucket; see `Change.send`."""
-        self._has_begun = True
-        self._send(self._new, control, timeout_s)
+        for bucket in self._buckets:
+            payloads = self._payloads(bucket, self._new)
+            self._begun.append(bucket)
+            control.load_tensors(payloads, FORMAT, timeout_s)
 
     def undo(self, control: SglangHttp, timeout_s: float) -> None:
-        """Send every bucket as it was; see `Change.undo`."""
-        if not self._has_begun:
+        """Send every bucket as it was, of those that may have arrived; see `Change.undo`."""
+        if not self._begun:
             return
         if self._old is None:
             raise TornUpdateError("weights were being sent, and what stood there is not known")
-        self._send(self._old, control, timeout_s)
+        for bucket in self._begun:
+            control.load_tensors(self._payloads(bucket, self._old), FORMAT, timeout_s)
 
-    def _send(self, bits: Callable[[str], Bits], control: SglangHttp, timeout_s: float) -> None:
-        for bucket in self._buckets:
-            flat = filled(bucket, bits)
-            # One payload a rank: each takes the shared memory's count down by one.
-            payloads = [_payload(bucket, flat) for _ in range(self._ranks)]
-            control.load_tensors(payloads, FORMAT, timeout_s)
+    def _payloads(self, bucket: Bucket, bits: Callable[[str], Bits]) -> list[str]:
+        flat = filled(bucket, bits)
+        # One a rank: each takes the shared memory's count down by one.
+        return [_payload(bucket, flat) for _ in range(self._ranks)]
 
 
 def _payload(bucket: Bucket, flat: Any) -> str:

@@ -13,11 +13,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from syncline.errors import (
+    CommitError,
     ConfigError,
     EndpointError,
     OutcomeUnknownError,
+    PeerLostError,
     SynclineError,
     TornUpdateError,
+    TransportTimeoutError,
 )
 from syncline.sglang.answers import Checksums
 from syncline.sglang.change import Change, StrangeWeightsError
@@ -99,7 +102,12 @@ class Commit:
     Args:
         rules: how this server wants to be updated.
         reached: told of every step in `STEPS`; may raise, which is a failure of that step.
+
+    Attributes:
+        may_pause_late: the server did not say whether it paused, and may still do so.
     """
+
+    may_pause_late = False
 
     def __init__(
         self,
@@ -128,8 +136,9 @@ class Commit:
         started_s = time.monotonic()
         send_s = flush_s = 0.0
         checksums = None
+        mode = self._options.mode(self._rules)
         try:
-            control.pause(self._options.mode(self._rules), step_s)
+            self._pause(mode)
             self._reached("paused")
             self._open(change)
             self._reached("begun")
@@ -146,12 +155,12 @@ class Commit:
             if self._options.proves and self._rules.has_checksums:
                 checksums = control.checksums(self._options.load_timeout_s)
             self._reached("proved")
-            control.set_label(label, step_s)
+            self._name(before, label)
             self._reached("labelled")
         except BaseException as error:
             self._take_back(change, before, error)
             raise
-        control.resume(step_s)
+        self._go_on(label)
         pause_s = time.monotonic() - started_s
         return Committed(label, change.name, pause_s, send_s, flush_s, checksums)
 
@@ -160,6 +169,35 @@ class Commit:
         if self._rules.needs_session:
             with suppress(EndpointError):
                 self._control.end(self._step_s)
+
+    def _pause(self, mode: PauseMode) -> None:
+        try:
+            self._control.pause(mode, self._step_s)
+        except (TransportTimeoutError, PeerLostError):
+            self.may_pause_late = True
+            raise
+
+    def _name(self, before: str, label: str) -> None:
+        """Name the version, if the name is still the one that was replaced, and see that the server took it."""
+        found = self._control.label(self._step_s)
+        if found != before:
+            raise StrangeWeightsError(
+                f"the server was named {before!r} when this update began, and is {found!r} now: somebody else "
+                "updates it; stop one of the two"
+            )
+        self._control.set_label(label, self._step_s)
+        found = self._control.label(self._step_s)
+        if found != label:
+            raise CommitError(f"the server was told the name {label!r} and says {found!r}")
+
+    def _go_on(self, label: str) -> None:
+        try:
+            self._control.resume(self._step_s)
+        except SynclineError as error:
+            raise OutcomeUnknownError(
+                f"version {label} is in place, but the server may not go on generating ({error}); it is loaded "
+                "again"
+            ) from error
 
     def _open(self, change: Change) -> None:
         if not (self._rules.needs_session and change.in_session) or self._is_open:
@@ -203,7 +241,8 @@ class Commit:
             control.resume(step_s)
         except TornUpdateError as second:
             raise TornUpdateError(_failed(error, second)) from second
-        except SynclineError as second:
+        except Exception as second:
+            # Whatever it is: the server is not as it was.
             raise OutcomeUnknownError(_failed(error, second)) from second
 
 

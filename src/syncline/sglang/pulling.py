@@ -20,6 +20,7 @@ from syncline.sglang.commit import Commit, CommitOptions, Committed
 from syncline.sglang.control import PULL, SglangHttp
 from syncline.sync.layout import own_history
 from syncline.sync.named import is_named
+from syncline.sync.ours import as_commit_error
 from syncline.version import HeldVersion
 
 
@@ -60,6 +61,10 @@ class PullingServer:
             ConfigError: the server cannot pull.
             BaseVersionError: an older version than the one it has: a local checkpoint goes forward alone.
         """
+        with as_commit_error("the update failed, and the server serves what it served"):
+            return self._sync(version, repair=repair)
+
+    def _sync(self, version: int | None, *, repair: bool) -> Committed | None:
         step_s, load_s = self._options.step_timeout_s, self._options.load_timeout_s
         about = self._control.server(step_s)
         rules = self._control.rules(about.version, step_s)

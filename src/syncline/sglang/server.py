@@ -12,6 +12,7 @@ from syncline.abc import Observe, Store
 from syncline.engines import CheckpointDir
 from syncline.engines.checkpoint_files import CheckpointFiles
 from syncline.errors import (
+    CommitError,
     ConfigError,
     LayoutError,
     OutcomeUnknownError,
@@ -28,16 +29,20 @@ from syncline.sglang.commit import Commit, CommitOptions, Committed
 from syncline.sglang.control import SglangHttp
 from syncline.sglang.groups import with_partners
 from syncline.sglang.mirror import Mirror
+from syncline.sglang.owner import Owner
 from syncline.sglang.proof import Proof
 from syncline.sglang.versions import Rules
 from syncline.sync import AppliedVersion, Receiver
 from syncline.sync.accounting import Moved
 from syncline.sync.checks import check_layout, verify_engine
 from syncline.sync.named import is_named
+from syncline.sync.ours import as_commit_error
 from syncline.version import HeldVersion
 
 Route = Literal["auto", "in_place", "plugin", "disk", "memory", "distributed", "nccl"]
 ROUTES = get_args(Route)
+
+_LOOK_S = 10.0
 
 
 class SglangServer:
@@ -81,6 +86,7 @@ class SglangServer:
             raise ConfigError(f"route: expected one of {', '.join(ROUTES)}, found {route!r}")
         self._control = control
         self._staging = staging.absolute()
+        self._owner = Owner(self._staging)
         self._mirror = Mirror(checkpoint, self._staging)
         self._receiver = Receiver(store, self._mirror, observe=observe)
         self._options = CommitOptions() if options is None else options
@@ -89,6 +95,8 @@ class SglangServer:
         self._group: Group | None = None
         self._reached = reached
         self._held: HeldVersion | None = None
+        self._start = ""
+        self._may_pause_late = False
         self._last: Committed | None = None
         self._dense = self._changed = 0
         self._stage_s = 0.0
@@ -107,11 +115,18 @@ class SglangServer:
                 the next call loads everything.
             SynclineError: the server serves what it served.
         """
+        with as_commit_error("the update failed, and the server serves what it served"):
+            return self._sync(version, repair=repair)
+
+    def _sync(self, version: int | None, *, repair: bool) -> Committed | None:
         step_s = self._options.step_timeout_s
         about = self._control.server(step_s)
         rules = self._control.rules(about.version, step_s)
         _check_served(about)
+        if self._owner.claim(about.start):
+            self._doubt()
         self._recognise(rules, about)
+        self._check_going()
         started_s = time.monotonic()
         pulled = self._pull(version, repair=repair)
         self._stage_s = time.monotonic() - started_s
@@ -132,6 +147,8 @@ class SglangServer:
         except (TornUpdateError, OutcomeUnknownError):
             self._lose()
             raise
+        finally:
+            self._may_pause_late = commit.may_pause_late
         self._changed = len(self._mirror.changed)
         self._dense = len(change.dense) if isinstance(change, InPlace) else self._changed
         self._held = target
@@ -145,11 +162,23 @@ class SglangServer:
         return self._held
 
     def is_serving(self) -> bool:
-        """Tell whether the server answers, and still names the version that it was brought to."""
-        is_serving = is_named(self._control, self._held)
-        if self._held is not None and not is_serving:
+        """Tell whether the server generates with the version that it was brought to, as far as it says so itself.
+
+        It answers, names the version, was not started anew, and is not paused.
+        """
+        if self._held is None:
+            return False
+        if not is_named(self._control, self._held):
             self._doubt()
-        return is_serving
+            return False
+        try:
+            if self._control.server(_LOOK_S).start != self._start:
+                self._doubt()
+                return False
+            is_paused = self._control.is_paused(_LOOK_S)
+        except SynclineError:  # busy or gone: its name said nothing against it
+            return False
+        return not is_paused and not (is_paused is None and self._may_pause_late)
 
     def figures(self) -> Mapping[str, float]:
         """Return what the last commit took, by name of the metric."""
@@ -165,7 +194,9 @@ class SglangServer:
 
     def _recognise(self, rules: Rules, about: Server) -> None:
         """Find out whether a server that nothing is known of holds the checkpoint's version."""
-        if self._held is not None and about.label != str(self._held.version):
+        is_same = about.start == self._start
+        self._start = about.start
+        if self._held is not None and not (is_same and about.label == str(self._held.version)):
             self._doubt()
         known, held = proof.read(self._staging), self._mirror.held()
         if self._held is not None or known is None or held is None or not rules.has_checksums:
@@ -180,6 +211,25 @@ class SglangServer:
         self._control.resume(self._options.step_timeout_s)  # whoever paused it may have died
         self._held = held
         self._mirror.settle(held)
+
+    def _check_going(self) -> None:
+        """Let a server go on that heard late of a pause of ours.
+
+        Raises:
+            CommitError: it holds a known version, and somebody else has paused it.
+        """
+        if self._held is None:
+            return  # it will be paused and go on
+        step_s = self._options.step_timeout_s
+        is_paused = self._control.is_paused(step_s)
+        if self._may_pause_late and is_paused is not False:
+            self._control.resume(step_s)
+            self._may_pause_late = False
+        elif is_paused:
+            raise CommitError(
+                f"version {self._held.version}: expected the server to generate, found it paused by somebody "
+                "else; continue it (/continue_generation), or stop whoever else updates it"
+            )
 
     def _pull(self, version: int | None, *, repair: bool) -> AppliedVersion:
         """Bring the checkpoint to a version; what the server lacks of it is kept."""
@@ -245,14 +295,15 @@ class SglangServer:
             LayoutError: it has others, or its directory cannot be seen from here.
         """
         loaded = Path(about.model_path)
-        if loaded.resolve() == self._mirror.path.resolve() or self._staging in (
-            loaded,
-            *loaded.parents,
-        ):
-            return
         try:
+            if loaded.resolve() == self._mirror.path.resolve() or self._staging in (
+                loaded,
+                *loaded.parents,
+            ):
+                return
             found = CheckpointFiles(loaded).metas()
-        except (SynclineError, OSError) as error:
+        # A path that is none is a ValueError, one that leads in a circle a RuntimeError.
+        except (SynclineError, OSError, ValueError, RuntimeError) as error:
             raise LayoutError(
                 f"the server was loaded from {loaded}, which cannot be read here ({error}), so it is not known "
                 f"whether its tensors are those of {self._mirror.path}; start it from that directory"
@@ -270,11 +321,11 @@ class SglangServer:
             self._group = None
 
     def close(self) -> None:
-        """Let the server leave the group, if there is one, and close the connections to it."""
+        """Let the server leave the group, if there is one, and let others follow it."""
         if self._group is not None:
             self._group.close()
             self._group = None
-        self._control.close()
+        self._owner.release()
 
     def _lose(self) -> None:
         """Note that what the server holds is not known."""

@@ -190,23 +190,6 @@ def test_what_is_refused_before_anything_is_asked(job, pulled, tmp_path, monkeyp
     assert job.asked == []
 
 
-@pytest.mark.parametrize("what", ["healthz", "files", "gather-metas"])
-def test_a_deadline_that_passes_between_two_requests_is_a_transport_error(
-    job, pulled, monkeypatch, what
-):
-    """It was a bare TimeoutError where it passed just before the last one."""
-    servers, real = CheckpointEngine(job.sockets), CheckpointEngine._all
-
-    def late(self, method, route, body, deadline, done=None):
-        real(self, method, route, body, deadline, done)
-        if route("").rsplit("/", 1)[-1] == what:
-            deadline._at = 0.0
-
-    monkeypatch.setattr(CheckpointEngine, "_all", late)
-    with pytest.raises(TransportTimeoutError, match="no answer in"):
-        servers.hand_over(pulled[1], timeout_s=30)
-
-
 def test_why_it_was_not_registered_is_said_also_where_it_cannot_be_taken_back(
     job, pulled, monkeypatch
 ):
