@@ -27,6 +27,7 @@ from syncline.format.part import temporary_file
 from syncline.stores.incoming import Incoming
 from syncline.stores.obstore_errors import without_secrets
 from syncline.stores.remote import RemoteStore
+from syncline.stores.streams import PIECE_BYTES
 from syncline.stores.writes import Leased, lease_on
 from syncline.types import ObjectInfo
 
@@ -108,6 +109,10 @@ class _Bucket:
         found = self._info(key)
         end = found.size if stop is None else min(stop, found.size)
         return b"" if start >= end else self._part(key, found, start, end)
+
+    def stream(self, key: str, start: int, stop: int) -> Iterator[bytes]:
+        for at in range(start, stop, PIECE_BYTES):
+            yield self.get(key, at, min(at + PIECE_BYTES, stop))
 
     def size_bytes(self, key: str) -> int:
         return int(self._info(key).size)

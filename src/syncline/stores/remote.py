@@ -5,16 +5,24 @@ from __future__ import annotations
 import itertools
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing, suppress
 from typing import Protocol
 
+from syncline import config
 from syncline.abc import Buffer, Store
 from syncline.errors import StoreError
 from syncline.format.digest import Tally
 from syncline.stores import keys
 from syncline.stores.obstore_errors import taken
-from syncline.stores.streams import PIECE_BYTES, Width, ordered
+from syncline.stores.streams import (
+    GET_STREAMS,
+    PIECE_BYTES,
+    PUT_STREAMS,
+    TRIAL_BYTES,
+    Width,
+    ordered,
+)
 from syncline.stores.writes import HIDDEN, Conditional, Plain, Writes
 from syncline.types import ObjectInfo
 
@@ -24,6 +32,9 @@ class Objects(Plain, Protocol):
 
     def get(self, key: str, start: int, stop: int | None) -> bytes:
         """Return bytes `start:stop`, clipped to the object's size."""
+
+    def stream(self, key: str, start: int, stop: int) -> Iterator[bytes]:
+        """Yield bytes `start:stop` as they come, clipped to the object's size."""
 
     def list(self, parent: str | None) -> list[ObjectInfo]:
         """Return every object below a directory, in no order."""
@@ -66,8 +77,8 @@ class RemoteStore(Store):
         self._decide = decide
         self._writes: Writes | None = None
         self._deciding = threading.Lock()
-        self._get_width = Width()
-        self._put_width = Width()
+        self._get_width = Width(GET_STREAMS)
+        self._put_width = Width(PUT_STREAMS)
 
     def __str__(self) -> str:
         return self._name
@@ -105,19 +116,49 @@ class RemoteStore(Store):
         return self._service.get(key, start, stop)
 
     def pieces(self, key: str, size_bytes: int) -> Iterator[bytes]:
-        """Yield the object in order; see `Store.pieces`. Several ranges are fetched at once.
+        """Yield the object in order; see `Store.pieces`.
 
-        A range whose connection is cut is fetched again, the others are not.
+        By one request, or by several ranges at once where large objects were measured to come faster so. What is
+        cut is asked for again, the rest is not.
         """
         keys.split(key)
+        start = 0
+        while start < size_bytes:
+            is_whole = self._comes_whole(size_bytes - start)
+            with closing(self._found(key, start, size_bytes, is_whole=is_whole)) as found:
+                for piece in found:
+                    yield piece
+                    start += len(piece)
+                    if is_whole and size_bytes - start > TRIAL_BYTES and not self._comes_whole():
+                        break
+                else:
+                    if is_whole or self._get_width.streams > 1:
+                        return  # all of it, or it is shorter
+
+    def _comes_whole(self, left_bytes: int = TRIAL_BYTES) -> bool:
+        is_narrow = self._get_width.streams == 1 or config.threads() == 1
+        return is_narrow or left_bytes <= PIECE_BYTES
+
+    def _found(
+        self, key: str, start: int, stop: int, *, is_whole: bool
+    ) -> Generator[bytes, None, None]:
+        if is_whole:
+            return self._streamed(key, start, stop)
 
         def fetch(start: int) -> bytes:
-            return self._service.get(key, start, min(start + PIECE_BYTES, size_bytes))
+            return self._service.get(key, start, min(start + PIECE_BYTES, stop))
 
-        if size_bytes <= PIECE_BYTES:
-            yield from map(fetch, range(0, size_bytes, PIECE_BYTES))
-            return
-        yield from ordered(range(0, size_bytes, PIECE_BYTES), fetch, self._get_width)
+        return ordered(range(start, stop, PIECE_BYTES), fetch, self._get_width)
+
+    def _streamed(self, key: str, start: int, stop: int) -> Generator[bytes, None, None]:
+        width = self._get_width
+        is_measured = stop - start > TRIAL_BYTES
+        for number, chunk in enumerate(self._service.stream(key, start, stop)):
+            if is_measured and number == 0:
+                width.begin()  # what came before the first byte is waited for only once
+            elif is_measured and width.streams == 1:
+                width.moved(len(chunk))
+            yield chunk
 
     def list(self, prefix: str = "") -> list[ObjectInfo]:
         """Return the objects whose key begins with `prefix`; see `Store.list`."""
@@ -154,7 +195,7 @@ class RemoteStore(Store):
             streams = self._put_width.streams
             self._service.put_pieces(hidden, tally, streams=streams, doing=f"put {key}")
             entry = tally.entry(key)
-            self._put_width.moved(entry.size_bytes, requests=streams)
+            self._put_width.moved(entry.size_bytes)
             writes.create_from(hidden, key, entry.sha256)
         finally:
             with suppress(StoreError):  # hidden, so harmless; the error before it is what matters
