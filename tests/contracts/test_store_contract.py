@@ -46,8 +46,12 @@ class Ticks:
 
 
 def leased(path: Path) -> Store:
-    store = ObjectStore(obstore.store.MemoryStore(), one_request_bytes=3, writes="lease")
-    store._writes = Leased(store._service, lease_on(store._service, lasts_s=5.0, settle_s=0.01))
+    return leased_by(obstore.store.MemoryStore(), settle_s=0.01)
+
+
+def leased_by(service: Any, *, settle_s: float) -> Store:
+    store = ObjectStore(service, one_request_bytes=3, writes="lease")
+    store._writes = Leased(store._service, lease_on(store._service, lasts_s=5.0, settle_s=settle_s))
     return store
 
 
@@ -83,8 +87,14 @@ S3_OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(params=sorted([*MAKERS, *S3_OPTIONS]))
+CEPH = pytest.param("s3_of_ceph", marks=pytest.mark.slow)
+
+
+@pytest.fixture(params=[*sorted([*MAKERS, *S3_OPTIONS]), CEPH])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    if request.param == "s3_of_ceph":
+        gateway, prefix = map(request.getfixturevalue, ("ceph_gateway", "s3_prefix"))
+        return leased_by(s3_service(gateway.url, prefix), settle_s=0.05)
     if request.param not in S3_OPTIONS:
         return MAKERS[request.param](tmp_path)
     endpoint = request.getfixturevalue("s3_server").url

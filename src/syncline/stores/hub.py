@@ -141,8 +141,8 @@ class _Bucket:
             if item.type == "file" and item.path.startswith(self._prefix)
         ]
 
-    def write(self, key: str, content: bytes) -> None:
-        self._batch(f"put {key}", add=[(content, self._prefix + key)])
+    def write(self, key: str, content: Buffer) -> None:
+        self._batch(f"put {key}", add=[(bytes(content), self._prefix + key)])
 
     def put_pieces(self, key: str, chunks: Iterable[Buffer], *, streams: int, doing: str) -> None:
         incoming = Incoming(chunks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import threading
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, suppress
 from typing import Protocol
@@ -47,6 +48,8 @@ class Objects(Plain, Protocol):
 
 
 _PUTS_AT_ONCE = 4
+_ONE_REQUEST_BYTES = 32 << 20
+_ONE_REQUEST_S = 10.0
 
 
 class RemoteStore(Store):
@@ -55,7 +58,8 @@ class RemoteStore(Store):
     Args:
         service: the calls.
         name: what messages call the store.
-        one_request_bytes: the largest object that is put from memory.
+        one_request_bytes: the largest object that is put in one request, from memory; above 32 MiB only where
+            the last puts were so fast that it takes some ten seconds at most.
         decide: says how writes are made; called once, before the first one.
 
     Safe to use from many threads.
@@ -77,6 +81,7 @@ class RemoteStore(Store):
         self._decide = decide
         self._writes: Writes | None = None
         self._deciding = threading.Lock()
+        self._put_bytes_per_s = 0.0
         self._get_width = Width(GET_STREAMS)
         self._put_width = Width(PUT_STREAMS)
 
@@ -100,15 +105,16 @@ class RemoteStore(Store):
         """Create the object; see `Store.put`."""
         keys.split(key)
         source = iter(chunks)
-        first: list[Buffer] = []
-        first_bytes = 0
+        begun = bytearray()
         for chunk in source:
-            first.append(bytes(chunk))
-            first_bytes += memoryview(chunk).nbytes
-            if first_bytes > self._one_request_bytes:
-                self._put_in_pieces(key, itertools.chain(first, source))
+            begun += chunk
+            if len(begun) > self._most_at_once():
+                self._put_in_pieces(key, itertools.chain(_sliced(begun), source))
                 return
-        self._decided().create(key, b"".join(first))
+        writes = self._decided()
+        begun_at = time.monotonic()
+        writes.create(key, begun)
+        self._was_put(len(begun), begun_at)
 
     def get(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
         """Return bytes `start:stop` of the object; see `Store.get`."""
@@ -190,22 +196,39 @@ class RemoteStore(Store):
         *parents, _ = keys.split(key)
         hidden = "/".join([*parents, f"{HIDDEN}{secrets.token_hex(8)}"])
         tally = Tally(chunks)
+        begun_at = time.monotonic()
         try:
             self._put_width.begin()
             streams = self._put_width.streams
             self._service.put_pieces(hidden, tally, streams=streams, doing=f"put {key}")
             entry = tally.entry(key)
             self._put_width.moved(entry.size_bytes)
+            self._was_put(entry.size_bytes, begun_at)
             writes.create_from(hidden, key, entry.sha256)
         finally:
             with suppress(StoreError):  # hidden, so harmless; the error before it is what matters
                 self._service.remove(hidden)
+
+    def _most_at_once(self) -> int:
+        """Return how much to put in one request: one that takes long is lost whole when its connection is cut."""
+        most_bytes = max(_ONE_REQUEST_BYTES, int(self._put_bytes_per_s * _ONE_REQUEST_S))
+        return min(self._one_request_bytes, most_bytes)
+
+    def _was_put(self, nbytes: int, begun_at: float) -> None:
+        if nbytes >= PIECE_BYTES:  # the seconds of a smaller one say more of the way's length
+            self._put_bytes_per_s = nbytes / max(time.monotonic() - begun_at, 1e-9)
 
     def _decided(self) -> Writes:
         with self._deciding:
             if self._writes is None:
                 self._writes = self._decide()
             return self._writes
+
+
+def _sliced(content: Buffer) -> Iterator[memoryview]:
+    with memoryview(content) as whole:
+        for start in range(0, len(whole), PIECE_BYTES):
+            yield whole[start : start + PIECE_BYTES]
 
 
 def _is_hidden(key: str) -> bool:

@@ -143,7 +143,7 @@ class Service:
             ],
         )
 
-    def put_if(self, key: str, content: bytes, mode: Any, mark: str) -> dict[str, str]:
+    def put_if(self, key: str, content: Buffer, mode: Any, mark: str) -> dict[str, str]:
         """Put an object in one request under a condition; raises obstore's own errors, tries once.
 
         Returns the condition under which the object is still this one; empty if the service tells none.
@@ -163,9 +163,11 @@ class Service:
         """Let the service copy an object to a free key; raises obstore's own errors, tries once."""
         obstore.copy(self._store, source, key, overwrite=False)
 
-    def write(self, key: str, content: bytes) -> None:
+    def write(self, key: str, content: Buffer) -> None:
         """Put an object whatever is there."""
-        self._call(f"put {key}", lambda: obstore.put(self._store, key, content))
+        self._call(
+            f"put {key}", lambda: obstore.put(self._store, key, content, use_multipart=False)
+        )
 
     def copy(self, source: str, key: str) -> None:
         """Let the service copy an object whatever is there."""

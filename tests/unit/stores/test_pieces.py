@@ -61,9 +61,10 @@ def test_the_object_comes_whole_however_it_is_asked_for(pays: int, nbytes: int, 
     store = store_on(link)
     for _ in range(5):
         assert b"".join(store.pieces("key", nbytes + said)) == link.content
-        assert b"".join(store.pieces("key", max(0, nbytes - said))) == link.content[
-            : max(0, nbytes - said)
-        ]
+        assert (
+            b"".join(store.pieces("key", max(0, nbytes - said)))
+            == link.content[: max(0, nbytes - said)]
+        )
 
 
 def test_a_link_that_one_request_fills_is_asked_once_for_each_object() -> None:
