@@ -18,7 +18,7 @@ from syncline.sync.checks import check_kind
 from syncline.sync.detect import dense_windows
 from syncline.sync.history import History
 from syncline.sync.metered import MeteredStore
-from syncline.sync.options import PublisherOptions
+from syncline.sync.options import PublisherOptions, named
 from syncline.sync.ownership import check_owned
 from syncline.sync.phases import Phases
 from syncline.sync.reports import PublishReport
@@ -76,7 +76,7 @@ class ShardedPublisher:
         **options: Any,
     ) -> None:
         check_kind("store", store, Store)
-        self.options = PublisherOptions(**options)
+        self.options = named(options)
         _check_options(self.options)
         if ranks.size != len(layout.placements):
             raise ConfigError(
