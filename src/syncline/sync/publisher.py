@@ -20,7 +20,7 @@ from syncline.sync.fetch import files_of, manifest_bytes
 from syncline.sync.full import FullWriter
 from syncline.sync.kept import Kept
 from syncline.sync.layout import check_slime_run
-from syncline.sync.live import Courier, Goods
+from syncline.sync.live import Courier, Goods, Whole
 from syncline.sync.meeting import Meeting, meet
 from syncline.sync.metered import MeteredStore
 from syncline.sync.notify import clients, notify
@@ -229,8 +229,12 @@ class Publisher:
         goods = Goods(
             held=held,
             raw=manifest_bytes(self._store, held),
-            bits=snapshot.bits,
-            payloads=None if kept is None else partial(kept.payloads, held.manifest),
+            kinds=("full",) if kept is None else ("full", "delta"),
+            sender=Whole(
+                [entry.meta for entry in held.manifest.tensors],
+                snapshot.bits,
+                None if kept is None else partial(kept.payloads, held.manifest),
+            ),
             files=self._files,
         )
         try:
