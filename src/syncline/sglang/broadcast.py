@@ -13,19 +13,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from syncline.arrays import torch_module
 from syncline.errors import (
     ConfigError,
     SynclineError,
-    TornUpdateError,
     TransportTimeoutError,
     TransportUnavailableError,
 )
-from syncline.sglang.buckets import FORMAT, Bucket, filled, torch_dtype
+from syncline.sglang.buckets import FORMAT, Bucket, Tensors, filled, torch_dtype
 from syncline.sglang.control import SglangHttp
-from syncline.types import Bits
 
 Backend = Literal["gloo", "nccl"]
 
@@ -129,33 +128,35 @@ class FromBroadcast:
 
     name = "from distributed"
     in_session = True
+    trial: Path | None = None
 
     def __init__(
         self,
         group: Group,
         buckets: Sequence[Bucket],
-        new: Callable[[str], Bits],
-        old: Callable[[str], Bits] | None,
+        new: Tensors,
+        old: Tensors,
+        *,
+        shows: bool,
     ) -> None:
         self._group = group
         self._buckets = buckets
         self._new = new
         self._old = old
+        self.shows = shows
+        self.has_begun = False
         self._begun: list[Bucket] = []
 
     def send(self, control: SglangHttp, timeout_s: float) -> None:
         """Broadcast every bucket; see `Change.send`."""
         for bucket in self._buckets:
             flat = filled(bucket, self._new)
+            self.has_begun = True
             self._begun.append(bucket)
             self._send(bucket, flat, timeout_s)
 
     def undo(self, control: SglangHttp, timeout_s: float) -> None:
         """Broadcast every bucket as it was, of those that may have arrived; see `Change.undo`."""
-        if not self._begun:
-            return
-        if self._old is None:
-            raise TornUpdateError("weights were being sent, and what stood there is not known")
         for bucket in self._begun:
             self._send(bucket, filled(bucket, self._old), timeout_s)
 

@@ -159,6 +159,19 @@ def forget_answers(directory: Path) -> None:
         raise CommitError(f"{path} cannot be removed: {error.strerror}") from error
 
 
+def forget_order(directory: Path) -> None:
+    """Remove the order and its answers: a rank that comes to it late does nothing.
+
+    Raises:
+        CommitError: the system refuses.
+    """
+    try:
+        (directory / ORDER).unlink(missing_ok=True)
+    except OSError as error:
+        raise CommitError(f"{directory / ORDER} cannot be removed: {error.strerror}") from error
+    forget_answers(directory)
+
+
 def has_answers(directory: Path) -> bool:
     """Tell whether some rank has answered since `forget_answers`."""
     return any(directory.glob("answer-*.json"))
