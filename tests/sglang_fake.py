@@ -12,9 +12,11 @@ import json
 import pickletools
 import socket
 import threading
+import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
@@ -123,7 +125,8 @@ class _DiedError(Exception):
 class FakeSglang:
     """One server; `faults` breaks a route once: `before` and `after` it does its work.
 
-    A fault is 'lost' (the connection is cut), 'hangs' (it does not answer), 'dies', or a refusal's text.
+    A fault is 'lost' (the connection is cut), 'hangs' (it does not answer), 'late' (it does its work when
+    `has_given_up` is set), 'dies', or a refusal's text. `lies` are answers of routes that do nothing else.
     """
 
     def __init__(
@@ -153,6 +156,9 @@ class FakeSglang:
         self.token = token
         self.hooked = hooked
         self.faults: dict[str, tuple[str, str]] = {}
+        self.lies: dict[str, Any] = {}
+        self.has_given_up = threading.Event()
+        self.start = uuid.uuid4().int
         self.calls: list[str] = []
         self.running: list[str] = []
         self.waiting: list[str] = []
@@ -199,6 +205,14 @@ class FakeSglang:
         self._http.shutdown()
         self._http.server_close()
         self._thread.join()
+
+    def restart(self, model: Path, label: str) -> None:
+        """Be another process at the same address, as a supervisor starts it, from a checkpoint."""
+        self.start = uuid.uuid4().int
+        self.model_path, self.labels = str(model), dict.fromkeys(self.labels, label)
+        self.session, self.is_paused = None, False
+        self.models = [FusedModel(m.config, m.rank, m.ranks) for m in self.models]
+        self._load(load_file(model / "model.safetensors"))
 
     @property
     def label(self) -> str:
@@ -261,11 +275,18 @@ class FakeSglang:
         if fault == "hangs":
             self._hang.wait(30)
             raise _LostError
+        if fault == "late":
+            self.has_given_up.wait(30)
+            return
         raise _RefusedError(fault)
 
     def _answer(self, path: str, body: dict[str, Any] | None) -> tuple[int, Any]:
         if path not in self.rules["routes"]:
             return 404, {"detail": "Not Found"}
+        if path in self.lies:
+            return 200, self.lies[path]
+        if path == "/ready":
+            return 503 if self.is_paused else 200, b""
         routes: dict[str, Callable[[dict[str, Any]], Any]] = {
             "/server_info": self._server_info,
             "/model_info": lambda _: {
@@ -299,6 +320,7 @@ class FakeSglang:
             "pp_size": 1,
             "custom_weight_loader": list(self.loaders),
             "speculative_algorithm": None,
+            "random_seed": self.start,
             **self.about,
         }
 
@@ -390,6 +412,10 @@ class FakeSglang:
                 route = "update_weights_from_tensor"
                 raise _RefusedError(self.rules["tensors_outside_session"].format(route=route))
             self.session["loaded"] = True
+        if body.get("load_format") == "flattened_bucket":
+            for model, payload in zip(self.models, body["serialized_named_tensors"], strict=True):
+                model.load_weights(_unpacked(payload))
+            return self._updated(body)
         if body.get("load_format") not in self.loaders:
             raise _DiedError
         payloads = [base64.b64decode(p, validate=True) for p in body["serialized_named_tensors"]]
@@ -457,6 +483,16 @@ class FakeSglang:
             }
             ranks.append({"checksums": found, "per_gpu_checksum": _digest(json.dumps(found))})
         return {"ranks": ranks, "per_engine_checksum": _digest(json.dumps(ranks))}
+
+
+def _unpacked(payload: str) -> list[tuple[str, torch.Tensor]]:
+    """Return the tensors of a flat bucket, as a rank reads them: out of shared memory that it opens by name."""
+    read = ForkingPickler.loads(base64.b64decode(payload, validate=True))
+    flat = read["flattened_tensor"]
+    return [
+        (at.name, flat[at.start_idx : at.end_idx].view(at.dtype).reshape(at.shape).clone())
+        for at in read["metadata"]
+    ]
 
 
 class _RefusedError(Exception):

@@ -56,6 +56,7 @@ class Pair:
         syncline.Receiver(self.store, self.checkpoint).sync()
         shutil.copy(base / "config.json", root / "model")
         self.rng = np.random.default_rng(11)
+        self._made: list[SglangServer] = []
         self.start()
 
     @property
@@ -76,21 +77,26 @@ class Pair:
             environment={"SYNCLINE_SGLANG_STAGING": str(self.staging)},
         ).wait()
         self.control = SglangHttp(self.real.url)
-        self.follower = self.another()
+        self.another()
 
     def close(self) -> None:
-        self.control.close()
+        for made in self._made:
+            made.close()
         self.real.close()
 
     def another(self, **given: Any) -> SglangServer:
-        """Return a follower as after a restart: with nothing but what is on disk."""
-        return SglangServer(
+        """Return a follower as after a restart: with nothing but what is on disk, and none before it alive."""
+        for made in self._made:
+            made.close()
+        self.follower = SglangServer(
             self.control,
             self.store,
             CheckpointDir(self.root / "model"),
             self.staging,
             **{"options": CommitOptions(step_timeout_s=120.0), **given},
         )
+        self._made.append(self.follower)
+        return self.follower
 
     def train(self, *, share: float = 0.02, names: Sequence[str] | None = None) -> int:
         """Change some elements of every tensor, or of those named, and publish; return the version."""

@@ -45,12 +45,18 @@ class Scene:
         return int(self.publisher.publish(self.weights).version)
 
     def another(self, **given: Any) -> SglangServer:
-        """Return a follower as after a restart: with nothing but what is on disk."""
+        """Return a follower as after a restart: with nothing but what is on disk, and none before it alive."""
+        self.follower.close()
+        self.follower = self.beside(**given)
+        return self.follower
+
+    def beside(self, **given: Any) -> SglangServer:
+        """Return a follower as another process has it, beside the scene's."""
         return SglangServer(
             SglangHttp(self.fake.url),
             syncline.open_store(str(self.root / "run")),
             CheckpointDir(self.root / "model"),
-            self.root / "staging",
+            given.pop("staging", self.root / "staging"),
             **{"options": QUICK, **given},
         )
 

@@ -72,14 +72,13 @@ def _experts_in_torch(
 ) -> None:
     import torch
 
+    # Every expert sees every token, and scales what it is not asked for by 0: no branch depends on values, so
+    # that this can be compiled.
     result = torch.zeros_like(hidden_states)
-    for slot in range(topk_ids.shape[1]):
-        for expert in topk_ids[:, slot].unique().tolist():
-            rows = topk_ids[:, slot] == expert
-            gate, up = (hidden_states[rows] @ w1[expert].t()).chunk(2, dim=-1)
-            inner = torch.nn.functional.silu(gate) * up
-            scale = topk_weights[rows, slot, None].to(result.dtype)
-            result[rows] += (inner @ w2[expert].t()) * scale
+    for expert in range(w1.shape[0]):
+        scale = (topk_weights * (topk_ids == expert)).sum(1, keepdim=True).to(result.dtype)
+        gate, up = (hidden_states @ w1[expert].t()).chunk(2, dim=-1)
+        result += ((torch.nn.functional.silu(gate) * up) @ w2[expert].t()) * scale
     output.copy_(result)
 
 
@@ -92,6 +91,7 @@ def engine(
         os.environ, ENVIRONMENT | ({"VLLM_CPU_OMP_THREADS_BIND": "0|1"} if tp > 1 else {})
     ):
         from vllm import LLM
+        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
         llm = LLM(
             str(path),
@@ -111,6 +111,8 @@ def engine(
             llm.llm_engine.engine_core.shutdown()
             del llm
             gc.collect()
+            # Experts of an engine in this process keep its groups, and so a port.
+            cleanup_dist_env_and_memory()
 
 
 def model_of(llm: Any) -> Any:

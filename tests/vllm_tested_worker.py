@@ -12,6 +12,8 @@ from vllm_engines import patch_worker
 
 patch_worker()
 
+FLIPPED = "model.layers.0.self_attn"
+
 
 class TestedWorker(SynclineWorker):
     """Answers with plain values, like what it extends."""
@@ -49,6 +51,17 @@ class TestedWorker(SynclineWorker):
                 raise LayoutError("injected")
 
             session.weights._shares.change = failing
+
+    def tested_flip(self, rank: str) -> None:
+        """Flip a bit of every key weight that one worker has in its first layer, as something else would."""
+        import torch
+
+        if self.rank == int(rank):
+            attention = dict(self.model_runner.get_model().named_modules())[FLIPPED]
+            bits = attention.qkv_proj.weight.data.view(
+                {2: torch.int16, 4: torch.int32}[attention.qkv_proj.weight.element_size()]
+            )
+            bits[attention.q_size : attention.q_size + attention.kv_size] ^= 1
 
     def tested_placement(self) -> dict[str, Any]:
         """Return what was learned here, in plain values."""

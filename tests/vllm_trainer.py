@@ -31,9 +31,12 @@ class Trainer:
         self._publisher = syncline.Publisher(syncline.open_store(self.store))
         self.version = self._publish()
 
-    def step(self, share: float = 0.02) -> int:
-        """Change a share of every tensor, publish, and return the version."""
-        self.weights = {name: self._changed(tensor, share) for name, tensor in self.weights.items()}
+    def step(self, share: float = 0.02, *, only: str = "") -> int:
+        """Change a share of every tensor whose name begins so, publish, and return the version."""
+        self.weights = {
+            name: self._changed(tensor, share) if name.startswith(only) else tensor
+            for name, tensor in self.weights.items()
+        }
         save_file(self.weights, self._file, metadata={"format": "pt"})
         self.version = self._publish()
         return self.version

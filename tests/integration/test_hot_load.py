@@ -68,7 +68,6 @@ def test_from_publish_to_ready(run: Run) -> None:
         client.tell("4")
         client.wait("4", poll_s=0.01)
         assert run.is_in(engine_of(replica), 4)
-        client.close()
 
 
 def test_several_replicas_take_it_or_none_does(run: Run) -> None:

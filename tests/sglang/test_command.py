@@ -59,8 +59,7 @@ def until(true: Callable[[], bool]) -> None:
 
 
 def ready_at(url: str, identity: str) -> bool:
-    with HotLoadClient(url) as client:
-        (status,) = client.status()
+    (status,) = HotLoadClient(url).status()
     return status.readiness and status.identity == identity
 
 

@@ -22,7 +22,8 @@ from syncline.engines import CheckpointDir
 from syncline.errors import LayoutError, SynclineError
 from syncline.layouts import EngineMesh, engine_layout
 from syncline.sglang import spans
-from syncline.sglang.server import Route, SglangServer
+from syncline.sglang.routes import Route
+from syncline.sglang.server import SglangServer
 
 KINDS = ("qwen3-1", "qwen3-2", "qwen3_moe-1", "qwen3_moe-2")
 
@@ -59,8 +60,7 @@ def test_whole_tensors_give_the_same_by_every_route(pair: Pair, route: Route, na
         assert done is not None and done.route == name
         assert pair.control.label(60) == str(version)
         pair.check()
-    follower.close()
-    pair.follower = pair.another()
+    pair.another()
 
 
 def test_a_retracted_request_ends_with_two_spans_and_the_new_weights_tokens(pair: Pair) -> None:
@@ -106,8 +106,10 @@ def test_a_server_of_another_shape_is_refused_and_lives_on(pair: Pair, tmp_path:
         pair.control, store, CheckpointDir(tmp_path / "model"), tmp_path / "staging"
     )
     label, before = pair.control.label(60), pair.control.checksums(60)
+    pair.follower.close()
     with pytest.raises(LayoutError, match="gate_proj"):
         follower.sync()
+    follower.close()
     assert pair.control.label(60) == label
     assert pair.control.checksums(60) == before
 
@@ -234,7 +236,7 @@ def test_what_deepseek_derives_from_its_weights_follows_them(pair: Pair) -> None
         done = follower.sync()
         assert done is not None and done.checksums != old
         pair.check()
-    pair.follower = pair.another()
+    pair.another()
     before = pair.control.checksums(120)
     pair.real.close()
     pair.start()

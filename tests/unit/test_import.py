@@ -11,7 +11,7 @@ import json, os, sys, threading, logging
 before = dict(os.environ), threading.active_count(), logging.root.handlers[:]
 import syncline
 after = dict(os.environ), threading.active_count(), logging.root.handlers[:]
-heavy = ("torch", "transformers", "vllm", "gguf", "matplotlib", "rich", "click", "urllib3", "fastapi", "uvicorn")
+heavy = ("torch", "transformers", "vllm", "gguf", "matplotlib", "rich", "click", "fastapi", "uvicorn")
 print(json.dumps({"same": before == after, "heavy": [name for name in heavy if name in sys.modules]}))
 """
 

@@ -48,44 +48,46 @@ def probes(trainer):
     return draw_probes(98, scorer=trainer.scorer(), lengths=(4, 30, 300), continuation=6)
 
 
-def test_broken_weights_are_flagged_and_served_on(server, trainer, probes, publish, follower):
-    good = publish()
-    trainer.score(good, probes)
+@pytest.fixture
+def scored(trainer, probes, publish):
+    """Publish a version with the trainer's scores: one that is new, or that got broken on the way."""
+
+    def publish_scored(change=None):
+        version = publish() if change is None else trainer.broken(change)
+        trainer.score(version, probes)
+        return version
+
+    return publish_scored
+
+
+def test_broken_weights_are_flagged_and_served_on(server, trainer, scored, follower):
+    good = scored()
     url = follower("--gate", "flag")
-    wait_for(lambda: is_ready(url, good) and figure(url, "gate_is_flagged") == 0)
-    broken = trainer.broken(swap_gate_and_up)
-    trainer.score(broken, probes)
+    check_passes(url, server, trainer, good)
+    broken = scored(swap_gate_and_up)
     wait_for(lambda: is_ready(url, broken) and figure(url, "gate_is_flagged") == 1)
     assert figure(url, "gate_mean_difference_nats") > 0.01
     assert json.loads(server.get("/weight_info")[1]) == {"weight_version": str(broken)}
     check_tokens(server, trainer, broken)
-    healed = publish()
-    trainer.score(healed, probes)
-    wait_for(lambda: is_ready(url, healed) and figure(url, "gate_is_flagged") == 0)
-    check_tokens(server, trainer, healed)
+    check_passes(url, server, trainer, scored())
 
 
 def test_broken_weights_are_rolled_back_and_passed_over(
-    server, trainer, probes, publish, follower, tmp_path
+    server, trainer, scored, follower, tmp_path
 ):
-    good = publish()
-    trainer.score(good, probes)
+    good = scored()
     url = follower("--gate", "rollback", "--gate-limits", tmp_path / "limits.json")
-    wait_for(lambda: is_ready(url, good))
+    check_passes(url, server, trainer, good)
     assert (tmp_path / "limits.json").exists()
     hashes = server.hashes()
-    broken = trainer.broken(put_nan)
-    trainer.score(broken, probes)
+    scored(put_nan)
     wait_for(lambda: "was flagged by the gate and put back" in reason(url))
     assert figure(url, "version") == good
     assert figure(url, "gate_is_flagged") == 1
     assert server.hashes() == hashes
     assert json.loads(server.get("/weight_info")[1]) == {"weight_version": str(good)}
     check_tokens(server, trainer, good)
-    healed = publish()
-    trainer.score(healed, probes)
-    wait_for(lambda: is_ready(url, healed) and figure(url, "gate_is_flagged") == 0)
-    check_tokens(server, trainer, healed)
+    check_passes(url, server, trainer, scored())
 
 
 def test_nan_of_one_version_does_not_reach_the_answers_of_the_next(
@@ -151,6 +153,11 @@ def swap_gate_and_up(weights):
 
 def put_nan(weights):
     weights[DOWN].view(-1)[3] = float("nan")
+
+
+def check_passes(url, server, trainer, version):
+    wait_for(lambda: is_ready(url, version) and figure(url, "gate_is_flagged") == 0)
+    check_tokens(server, trainer, version)
 
 
 def check_tokens(server, trainer, version):

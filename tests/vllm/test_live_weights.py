@@ -23,6 +23,7 @@ from syncline.layouts import EngineMesh, engine_layout
 from vllm_engines import engine, greedy, greedy_of_transformers, plain_kernels
 from vllm_layouts import differences, placement_of, places_of
 from vllm_models import KINDS, read_config, write_checkpoint
+from vllm_tested_worker import FLIPPED
 from vllm_trainer import Trainer
 
 _SPEC = find_spec("vllm")
@@ -88,8 +89,8 @@ class Following:
                 assert answer.get("error") is None, answer["error"]
         return answers
 
-    def stage(self, version: int) -> None:
-        self.call("syncline_stage", str(version))
+    def stage(self, version: int, repair: str = "") -> None:
+        self.call("syncline_stage", str(version), repair)
         answers = self.wait()
         assert [answer["stage_error"] for answer in answers] == [None] * self.setup.tp
 
@@ -101,8 +102,11 @@ class Following:
                 return answers
             time.sleep(0.01)
 
-    def follow(self, version: int) -> None:
-        self.stage(version)
+    def repair(self, version: int) -> None:
+        self.follow(version, "repair")
+
+    def follow(self, version: int, repair: str = "") -> None:
+        self.stage(version, repair)
         self.call("syncline_apply")
         self.call("syncline_finish")
         self.llm.reset_prefix_cache()
@@ -141,6 +145,32 @@ def following(
         engine(base, dtype=setup.dtype, is_eager=is_eager, tp=setup.tp) as llm,
     ):
         yield Following(llm, trainer, setup)
+
+
+@pytest.fixture
+def replicated(following: Following) -> Following:
+    """An engine of two workers with one head of keys and values, which both hold in memory that can be read."""
+    setup = following.setup
+    if (setup.kind, setup.kernels, setup.tp) != ("llama_tied", "plain", 2):
+        pytest.skip("no tensor is held twice, or it is packed")
+    return following
+
+
+def test_a_replica_that_is_wrong_at_the_start_is_refused_and_repaired(
+    replicated: Following,
+) -> None:
+    """First of all tests: what is read later is what was changed."""
+    version = replicated.trainer.version
+    replicated.stage(version)
+    replicated.call("tested_flip", "1")
+    flipped = replicated.call("tested_hashes")
+    answers = replicated.llm.collective_rpc("syncline_apply")
+    words = f"worker 1 of 2: VerifyError: tensor '{FLIPPED}.k_proj.weight': this worker's own copy"
+    assert all(words in answer["error"] for answer in answers)
+    assert replicated.call("tested_hashes") == flipped
+    replicated.repair(version)
+    replicated.check()
+    replicated.check_tokens()
 
 
 def test_random_deltas(following: Following, request: pytest.FixtureRequest) -> None:
@@ -187,6 +217,21 @@ def test_a_write_that_fails_on_any_worker_restores_all_bit_for_bit(following: Fo
     following.check_tokens()
 
 
+def test_a_replica_that_changed_is_noticed_by_the_next_change_of_it_and_repaired(
+    replicated: Following,
+) -> None:
+    replicated.follow(replicated.trainer.step())
+    replicated.call("tested_flip", "1")
+    version = replicated.trainer.step()
+    replicated.call("syncline_stage", str(version))
+    right, wrong = replicated.wait()
+    assert right["stage_error"] is None
+    assert "before the update" in wrong["stage_error"]
+    replicated.repair(version)
+    replicated.check()
+    replicated.check_tokens()
+
+
 def test_what_vllms_own_reload_breaks_is_noticed_and_repaired(following: Following) -> None:
     """vLLM 0.32 on a CPU puts unpacked experts where its kernel wants packed ones, and reports success."""
     if (following.setup.kind, following.setup.kernels) != ("qwen3_moe", "default"):
@@ -202,11 +247,7 @@ def test_what_vllms_own_reload_breaks_is_noticed_and_repaired(following: Followi
     following.call("syncline_stage", str(version))
     answers = following.wait()
     assert all("before the update" in answer["stage_error"] for answer in answers)
-    following.call("syncline_stage", str(version), "repair")
-    following.wait()
-    following.call("syncline_apply")
-    following.call("syncline_finish")
-    following.llm.reset_prefix_cache()
+    following.repair(version)
     following.check()
     following.check_tokens()
 

@@ -6,11 +6,12 @@ where theirs begins: from there on an update is theirs, and not all or nothing.
 
 from __future__ import annotations
 
-import http.client
+import http
 import json
-import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -20,14 +21,16 @@ from syncline.engines import CheckpointDir
 from syncline.errors import (
     ConfigError,
     EndpointError,
-    PeerLostError,
     TransportError,
     TransportTimeoutError,
 )
 from syncline.hosts.host import require_held
-from syncline.peers.streams import Deadline
+from syncline.hotload.exchange import UnixAddress, exchange
+from syncline.types import check_seconds
 
 _SHOWN = 300
+_LIMIT_BYTES = 1 << 20
+_TAKE_BACK_S = 5.0
 _IN_PLACE = Path("/dev/shm")  # noqa: S108 - where checkpoint-engine takes files apart
 
 
@@ -67,7 +70,7 @@ class CheckpointEngine:
 
         Args:
             directory: of a `CheckpointDir` at a version.
-            timeout_s: everything included.
+            timeout_s: everything included, but for at most 5 s in which what was registered is taken back.
             update_url: where each server asks for its engines to take part (vLLM's `/collective_rpc`), and
                 `engine_uds`: the Unix socket that it asks through.
             ranks: empty: broadcast to all; else the ranks that read peer-to-peer.
@@ -78,7 +81,7 @@ class CheckpointEngine:
             TransportTimeoutError: a server did not answer, as when an engine died: restart it. PeerLostError:
                 it is not there.
         """
-        deadline = Deadline(timeout_s)
+        deadline_s = _deadline(timeout_s)
         held = require_held(CheckpointDir(directory))
         files = sorted(Path(directory).resolve().glob("*.safetensors"))
         if not files or any(path.is_relative_to(_IN_PLACE) for path in files):
@@ -88,62 +91,66 @@ class CheckpointEngine:
             )
         name = f"syncline-{held.sha256[:32]}"
         shares = _dealt(files, self._sockets)
-        self._all("GET", lambda _: "/v1/healthz", None, deadline)
+        self._all("GET", "/v1/healthz", None, deadline_s)
         if name not in self._registered:
-            self._register(name, shares, deadline)
+            self._register(name, shares, deadline_s)
         route = f"/v1/checkpoints/{name}"
-        self._all("POST", lambda _: f"{route}/gather-metas", None, deadline)
+        self._all("POST", f"{route}/gather-metas", None, deadline_s)
         body = {
             "ranks": list(ranks),
             "update_url": update_url,
-            "timeout": deadline.left_s(),
+            "timeout": max(deadline_s - time.monotonic(), 0.0),
             "uds": engine_uds,
         }
-        self._all("POST", lambda _: f"{route}/update", lambda _: body, deadline)
+        self._all("POST", f"{route}/update", lambda _: body, deadline_s)
         return HandOver(name, held.version, shares)
 
     def forget(self, name: str, *, timeout_s: float) -> None:
         """Let all servers free a version; raises as `hand_over`."""
-        self._all("DELETE", lambda _: f"/v1/checkpoints/{name}", None, Deadline(timeout_s))
+        self._all("DELETE", f"/v1/checkpoints/{name}", None, _deadline(timeout_s))
         self._registered.discard(name)
 
-    def _register(self, name: str, shares: Mapping[str, Sequence[str]], deadline: Deadline) -> None:
+    def _register(self, name: str, shares: Mapping[str, Sequence[str]], deadline_s: float) -> None:
         route = f"/v1/checkpoints/{name}"
         done: list[str] = []
         try:
             self._all(
                 "POST",
-                lambda _: f"{route}/files",
+                f"{route}/files",
                 lambda path: {"files": list(shares[path])},
-                deadline,
-                done,
+                deadline_s,
+                done=done,
             )
         except TransportError:
-            for path in done:
-                _ask(path, "DELETE", route, None, deadline)
+            # What led here is what is told, and the time for it may be over.
+            with suppress(TransportError):
+                self._all("DELETE", route, None, time.monotonic() + _TAKE_BACK_S, paths=done)
             raise
         self._registered.add(name)
 
     def _all(
         self,
         method: str,
-        route: Callable[[str], str],
+        route: str,
         body: Callable[[str], Mapping[str, Any]] | None,
-        deadline: Deadline,
+        deadline_s: float,
+        *,
+        paths: Sequence[str] | None = None,
         done: list[str] | None = None,
     ) -> None:
         """Ask all servers at the same time, as what they do together needs; raise the first error.
 
         Args:
+            paths: which of them; None: all.
             done: takes the servers that answered well.
         """
         pool = ThreadPoolExecutor(len(self._sockets), thread_name_prefix="syncline-ce")
         try:
             asked: dict[Future[None], str] = {
                 pool.submit(
-                    _ask, path, method, route(path), None if body is None else body(path), deadline
+                    _ask, path, method, route, None if body is None else body(path), deadline_s
                 ): path
-                for path in self._sockets
+                for path in (self._sockets if paths is None else paths)
             }
             wait(asked)
             errors = [(asked[future], future.exception()) for future in asked]
@@ -156,40 +163,31 @@ class CheckpointEngine:
             pool.shutdown(wait=False)
 
 
-class _UnixConnection(http.client.HTTPConnection):
-    """HTTP over a Unix socket."""
-
-    def __init__(self, path: str, timeout_s: float) -> None:
-        super().__init__("localhost", timeout=timeout_s)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
+def _deadline(timeout_s: float) -> float:
+    return time.monotonic() + check_seconds("timeout_s", timeout_s)
 
 
 def _ask(
-    path: str, method: str, route: str, body: Mapping[str, Any] | None, deadline: Deadline
+    path: str, method: str, route: str, body: Mapping[str, Any] | None, deadline_s: float
 ) -> None:
     where = f"checkpoint-engine at {path}: {method} {route}"
     try:
-        connection = _UnixConnection(path, deadline.left_s())
-        try:
-            headers = {"Content-Type": "application/json"}
-            connection.request(method, route, None if body is None else json.dumps(body), headers)
-            answer = connection.getresponse()
-            said = answer.read(_SHOWN).decode(errors="replace")
-        finally:
-            connection.close()
-    except TimeoutError as error:
+        answer = exchange(
+            UnixAddress(path),
+            where,
+            method,
+            route,
+            None if body is None else json.dumps(body).encode(),
+            {"Host": "localhost", "Content-Type": "application/json"},
+            limit_bytes=_LIMIT_BYTES,
+            deadline_s=deadline_s,
+        )
+    except TransportTimeoutError as error:
         raise TransportTimeoutError(
-            f"{where}: no answer in {deadline.timeout_s} s; release 0.4.2 waits for ever where an engine died "
-            "or refused: restart it and its engines"
+            f"{error}; release 0.4.2 waits for ever where an engine died or refused: restart it and its engines"
         ) from error
-    except (OSError, http.client.HTTPException) as error:
-        raise PeerLostError(f"{where}: {error!r}") from error
     if answer.status != http.HTTPStatus.OK:
+        said = answer.body[:_SHOWN].decode(errors="replace")
         raise EndpointError(f"{where}: status {answer.status}: {said}", status=answer.status)
 
 

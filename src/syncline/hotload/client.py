@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from syncline.errors import CommitError, ConfigError, TransportTimeoutError
 from syncline.format import strict_json
@@ -55,7 +55,6 @@ class HotLoadClient:
 
     Raises:
         ConfigError: an argument cannot be used.
-        TransportUnavailableError: urllib3 is not installed.
 
     Example:
         >>> client = HotLoadClient("http://127.0.0.1:8081", token="s3cret")
@@ -96,16 +95,6 @@ class HotLoadClient:
 
     def __repr__(self) -> str:
         return f"HotLoadClient({self.url!r}, dialect={self._dialect.name!r})"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connections that are kept for the next request; the client can still be used."""
-        self._endpoint.close()
 
     def tell(
         self,

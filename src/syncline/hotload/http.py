@@ -7,11 +7,10 @@ tried again, each time after a longer pause. Redirects are not followed: a token
 from __future__ import annotations
 
 import math
+import ssl
 import time
 from collections.abc import Mapping
-from contextlib import closing
-from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from syncline.errors import (
     ConfigError,
@@ -19,16 +18,12 @@ from syncline.errors import (
     PeerLostError,
     TransportError,
     TransportTimeoutError,
-    TransportUnavailableError,
 )
-
-if TYPE_CHECKING:
-    import urllib3
+from syncline.hotload.exchange import Answer, TcpAddress, exchange
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 _WORTH_REPEATING = frozenset({408, 425, 429, 500, 502, 503, 504})
-_PIECE_BYTES = 1 << 16
 _SHOWN_BYTES = 300
 
 
@@ -41,26 +36,20 @@ class Endpoint:
 
     Raises:
         ConfigError: the URL or a header cannot be used.
-        TransportUnavailableError: urllib3 is not installed.
     """
 
     def __init__(self, url: str, headers: Mapping[str, str], *, attempt_timeout_s: float) -> None:
-        try:
-            import urllib3  # noqa: PLC0415 - an extra
-        except ImportError as error:
-            raise TransportUnavailableError(
-                "the hot-load client needs urllib3: pip install 'syncline[serve]'"
-            ) from error
-        check_url(url)
+        parts = check_url(url)
         if not attempt_timeout_s > 0:
             raise ConfigError(f"attempt_timeout_s must be above 0, found {attempt_timeout_s}")
         for name, value in headers.items():
             if not value or not all(" " <= character <= "~" for character in value):
                 raise ConfigError(f"header {name}: expected printable ASCII, found {value!r:.80}")
         self.url = url
-        self._headers = {"Accept-Encoding": "identity", **headers}
+        self._origin = f"{parts.scheme}://{parts.netloc}"
+        self._address = _address(parts)
+        self._headers = {"Host": parts.netloc, "Accept-Encoding": "identity", **headers}
         self._attempt_timeout_s = attempt_timeout_s
-        self._pool = urllib3.PoolManager(num_pools=1, retries=False)
 
     def request(
         self,
@@ -122,10 +111,6 @@ class Endpoint:
             headers["Content-Type"] = "application/json"
         return self._attempt(method, self.url + path, body, headers, limit_bytes, deadline_s)
 
-    def close(self) -> None:
-        """Close the connections that are kept for the next request."""
-        self._pool.clear()
-
     def _attempt(
         self,
         method: str,
@@ -135,38 +120,20 @@ class Endpoint:
         limit_bytes: int,
         deadline_s: float,
     ) -> bytes:
-        import urllib3  # noqa: PLC0415 - an extra
-
-        until_s = min(deadline_s, time.monotonic() + self._attempt_timeout_s)
-        left_s = max(until_s - time.monotonic(), 0.001)
-        what = f"{method} {url}"
-        try:
-            response = self._pool.request(
-                method,
-                url,
-                body=body,
-                headers=headers,
-                timeout=urllib3.Timeout(total=left_s),
-                redirect=False,
-                preload_content=False,
-                decode_content=False,
-            )
-            with closing(response):
-                answer = _read(response, limit_bytes, until_s, what)
-                if 200 <= response.status < 300:
-                    response.release_conn()
-                    return answer
-        except TransportError:
-            raise  # some of ours are OSErrors too
-        except urllib3.exceptions.NewConnectionError as error:  # to urllib3 a kind of time-out
-            raise PeerLostError(f"{what}: {_cause(error)}") from error
-        except urllib3.exceptions.TimeoutError as error:
-            raise TransportTimeoutError(f"{what}: no answer in {left_s:.3g} s") from error
-        except urllib3.exceptions.SSLError as error:
-            raise TransportError(f"{what}: TLS failed: {_cause(error)}") from error
-        except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise PeerLostError(f"{what}: {_cause(error)}") from error
-        raise _refusal(what, response, answer)
+        target = url.removeprefix(self._origin)
+        answer = exchange(
+            self._address,
+            f"{method} {url}",
+            method,
+            target if target.startswith("/") else f"/{target}",
+            body,
+            headers,
+            limit_bytes=limit_bytes,
+            deadline_s=min(deadline_s, time.monotonic() + self._attempt_timeout_s),
+        )
+        if 200 <= answer.status < 300:
+            return answer.body
+        raise _refusal(f"{method} {url}", answer)
 
 
 class _RetryLaterError(EndpointError):
@@ -177,15 +144,16 @@ class _RetryLaterError(EndpointError):
         self.after_s = after_s
 
 
-def check_url(url: str) -> None:
-    """Check that a URL is one that may be shown and sent a token to.
+def check_url(url: str) -> SplitResult:
+    """Return the parts of a URL that may be shown and sent a token to.
 
     Raises:
-        ConfigError: no `http` or `https`, no host, or a user or password in it.
+        ConfigError: no `http` or `https`, no host that a name can have, or a user or password in it.
     """
     try:
         parts = urlsplit(url)
-        is_url = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        str(parts.hostname).encode("idna")
     except ValueError:
         is_url = False
     # The URL is not repeated: it may hold a password.
@@ -198,29 +166,25 @@ def check_url(url: str) -> None:
             f"url: expected no user, password, query or fragment in the URL of {parts.hostname}; a token "
             "goes into `token` or `token_env`"
         )
+    return parts
 
 
-def _read(response: urllib3.BaseHTTPResponse, limit_bytes: int, until_s: float, what: str) -> bytes:
-    """Read the whole body, though it drips in, up to a size and a time."""
-    answer = bytearray()
-    while piece := response.read1(_PIECE_BYTES):
-        answer += piece
-        if len(answer) > limit_bytes:
-            raise TransportError(f"{what}: the answer is longer than {limit_bytes} bytes")
-        if time.monotonic() > until_s:
-            raise TransportTimeoutError(f"{what}: the answer did not end in time")
-    return bytes(answer)
-
-
-def _refusal(what: str, response: urllib3.BaseHTTPResponse, answer: bytes) -> EndpointError:
-    status = response.status
-    shown = " ".join(answer[:_SHOWN_BYTES].decode("utf-8", "replace").split())
-    message = f"{what}: expected 2xx, found {status}" + (f": {shown!r}" if shown else "")
-    if status not in _WORTH_REPEATING:
-        return EndpointError(message, status=status)
-    return _RetryLaterError(
-        message, status=status, after_s=_seconds(response.headers.get("Retry-After"))
+def _address(parts: SplitResult) -> TcpAddress:
+    is_encrypted = parts.scheme == "https"
+    default = 443 if is_encrypted else 80
+    return TcpAddress(
+        str(parts.hostname),
+        default if parts.port is None else parts.port,
+        ssl.create_default_context() if is_encrypted else None,
     )
+
+
+def _refusal(what: str, answer: Answer) -> EndpointError:
+    shown = " ".join(answer.body[:_SHOWN_BYTES].decode("utf-8", "replace").split())
+    message = f"{what}: expected 2xx, found {answer.status}" + (f": {shown!r}" if shown else "")
+    if answer.status not in _WORTH_REPEATING:
+        return EndpointError(message, status=answer.status)
+    return _RetryLaterError(message, status=answer.status, after_s=_seconds(answer.retry_after))
 
 
 def _seconds(retry_after: str | None) -> float:
@@ -230,9 +194,3 @@ def _seconds(retry_after: str | None) -> float:
     except ValueError:
         return 0.0
     return after_s if math.isfinite(after_s) and after_s > 0 else 0.0
-
-
-def _cause(error: BaseException) -> str:
-    """Return what went wrong, without the addresses of objects in urllib3's messages."""
-    cause = error.__cause__ if error.__cause__ is not None else error
-    return f"{type(cause).__name__}: {cause}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +11,12 @@ from typing import Any
 from syncline.errors import FormatError
 from syncline.format import strict_json
 
+MOST_RANKS = 4096
 LIMIT_BYTES = 64 << 20
 """Longest answer that is read: checksums of some hundred thousand parameters."""
+
+_OF_A_START = ("port", "random_seed", "nccl_port", "startup_time", "launch_command")
+_CHECKSUM = re.compile(r"[0-9a-f]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +31,7 @@ class Server:
         replicas: data-parallel copies; `stages`: pipeline stages.
         draft: what speculates, None if nothing does.
         loaders: import paths that `--custom-weight-loader` allows.
+        start: what tells one start of a server from the next, as far as this release says it.
     """
 
     version: str
@@ -35,6 +42,7 @@ class Server:
     stages: int
     draft: str | None
     loaders: tuple[str, ...]
+    start: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +80,7 @@ def server(server_info: bytes, model_info: bytes) -> Server:
         _count(about, "pp_size"),
         draft,
         tuple(str(loader) for loader in listed),
+        json.dumps([about.get(key) for key in _OF_A_START], sort_keys=True),
     )
 
 
@@ -79,26 +88,50 @@ def checksums(raw: bytes) -> Checksums:
     """Read the answer of `/weights_checker`.
 
     Raises:
-        FormatError: it has no checksums, or others than hexadecimal strings.
+        FormatError: it denies success, has no checksums, or others than hexadecimal strings.
     """
     where = "/weights_checker"
     answer = document(raw, where)
+    if answer.get("success") is not True:
+        raise FormatError(f"{where}: expected success, found {answer!r:.200}")
     ranks = []
     for rank in strict_json.items(answer.get("ranks"), f"{where}.ranks"):
         found = strict_json.members(
             strict_json.members(rank, where).get("checksums"), f"{where}.checksums"
         )
-        if not all(isinstance(value, str) for value in found.values()):
-            raise FormatError(f"{where}: expected checksums as strings, found {found!r:.200}")
+        if not found or not all(map(_is_checksum, found.values())):
+            raise FormatError(f"{where}: expected hexadecimal checksums, found {found!r:.200}")
         ranks.append(found)
     if not ranks:
         raise FormatError(f"{where}: expected the checksums of at least one rank, found none")
-    return Checksums(tuple(ranks), _text(answer, "per_engine_checksum", where))
+    engine = answer.get("per_engine_checksum")
+    if not isinstance(engine, str) or not _is_checksum(engine):
+        raise FormatError(
+            f"{where}.per_engine_checksum must be a hexadecimal checksum, found {engine!r:.80}"
+        )
+    return Checksums(tuple(ranks), engine)
+
+
+def check_not_denied(raw: bytes, where: str) -> None:
+    """Check an answer that need not say anything, and may say that nothing was done.
+
+    Raises:
+        FormatError: it says so.
+    """
+    if not raw.lstrip().startswith(b"{"):
+        return  # a sentence: the status of the answer is what counts
+    answer = document(raw, where)
+    if answer.get("success", True) is not True or answer.get("status", "ok") != "ok":
+        raise FormatError(f"{where}: expected that it was done, found {answer!r:.300}")
 
 
 def document(raw: bytes, where: str) -> dict[str, Any]:
     """Read a JSON object."""
     return strict_json.members(strict_json.parse(raw, where, limit_bytes=LIMIT_BYTES), where)
+
+
+def _is_checksum(value: object) -> bool:
+    return isinstance(value, str) and _CHECKSUM.fullmatch(value) is not None
 
 
 def _text(members: Mapping[str, Any], key: str, where: str) -> str:
@@ -110,6 +143,8 @@ def _text(members: Mapping[str, Any], key: str, where: str) -> str:
 
 def _count(members: Mapping[str, Any], key: str) -> int:
     value = members.get(key, 1)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise FormatError(f"/server_info.{key} must be a count, found {value!r:.80}")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_RANKS:
+        raise FormatError(
+            f"/server_info.{key} must be a count from 1 to {MOST_RANKS}, found {value!r:.80}"
+        )
     return value

@@ -12,6 +12,7 @@ from syncline.errors import CommitError, EndpointError, LayoutError, TornUpdateE
 from syncline.layouts.blocks import overlap
 from syncline.sglang import staged
 from syncline.sglang.control import SglangHttp
+from syncline.sglang.proved import Loadable
 from syncline.sglang.staged import Act, Answer, Order
 from syncline.version import PartEntry
 
@@ -28,10 +29,17 @@ class Change(Protocol):
     Attributes:
         name: what reports call it.
         in_session: it must be sent between `begin` and `end`, where the server has these.
+        shows: afterwards the server cannot hold what it held before.
+        trial: a directory to load if nothing shows, to see whether the server loads at all; None: nothing
+            needs to be seen.
+        has_begun: weights may have been written.
     """
 
     name: str
     in_session: bool
+    shows: bool
+    trial: Path | None
+    has_begun: bool
 
     def send(self, control: SglangHttp, timeout_s: float) -> None:
         """Put them in.
@@ -68,6 +76,8 @@ class InPlace:
     """
 
     name = "in place"
+    shows = False  # every rank has read back what it wrote
+    trial: Path | None = None
 
     def __init__(
         self,
@@ -83,7 +93,7 @@ class InPlace:
         self._checkpoint = checkpoint
         self._journals = tuple(journals)
         self._ranks = ranks
-        self._has_begun = False
+        self.has_begun = False
         self.written = 0
         self.dense: dict[str, str] = {}
 
@@ -93,12 +103,12 @@ class InPlace:
         for answer in answers:
             self.dense.update(answer.dense if answer.dense is not None else {})
         check_held(answers)
-        self._has_begun = True
+        self.has_begun = True
         self.written = sum(answer.written for answer in self._order("apply", control, timeout_s))
 
     def undo(self, control: SglangHttp, timeout_s: float) -> None:
         """Let all ranks put back what they wrote; see `Change.undo`."""
-        if not self._has_begun:
+        if not self.has_begun:
             return
         try:
             self._order("undo", control, timeout_s)
@@ -144,30 +154,37 @@ class FromDirectory:
     Args:
         new: directory with them as they are to be.
         old: directory with the same ones as they were; None: nobody knows how they were.
+        shows, trial: see `Change`.
     """
 
     name = "from disk"
     in_session = False
 
-    def __init__(self, new: Path, old: Path | None) -> None:
+    def __init__(
+        self, new: Loadable, old: Loadable | None, *, shows: bool, trial: Path | None = None
+    ) -> None:
         self._new = new
         self._old = old
-        self._has_begun = False
+        self.shows = shows
+        self.trial = trial
+        self.has_begun = False
 
     def send(self, control: SglangHttp, timeout_s: float) -> None:
         """Load the new ones; see `Change.send`."""
-        self._has_begun = True
-        control.load_directory(str(self._new), timeout_s)
+        self.has_begun = True
+        control.load_directory(str(self._new.path), timeout_s)
+        self._new.check()
 
     def undo(self, control: SglangHttp, timeout_s: float) -> None:
         """Load the old ones; see `Change.undo`."""
-        if not self._has_begun:
+        if not self.has_begun:
             return
         if self._old is None:
             raise TornUpdateError(
                 "all weights were being loaded, and what stood there is not known"
             )
-        control.load_directory(str(self._old), timeout_s)
+        control.load_directory(str(self._old.path), timeout_s)
+        self._old.check()
 
 
 def check_held(answers: Sequence[Answer]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from syncline.errors import EndpointError, FormatError
 from syncline.format import strict_json
@@ -18,6 +18,11 @@ PauseMode = Literal["retract", "in_place", "abort"]
 
 PULL = "/pull_weights"
 """A route of patched servers; no release has it."""
+
+READY = "/ready"
+"""It answers 503 while generation is held; newer releases have it."""
+
+_NOT_FOUND, _NOT_READY = 404, 503
 
 _LONGEST_S = 24 * 3600.0
 
@@ -34,7 +39,6 @@ class SglangHttp:
 
     Raises:
         ConfigError: the URL cannot be used.
-        TransportUnavailableError: urllib3 is not installed.
 
     All methods raise:
         EndpointError: the server refused; the message has its reason.
@@ -49,16 +53,6 @@ class SglangHttp:
     def url(self) -> str:
         """Where the server listens."""
         return self._endpoint.url
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connections; the object can still be used."""
-        self._endpoint.close()
 
     def server(self, timeout_s: float) -> Server:
         """Return what the server says of itself.
@@ -103,11 +97,21 @@ class SglangHttp:
 
     def pause(self, mode: PauseMode, timeout_s: float) -> None:
         """Hold generation: `retract` what runs into the queue, freeze it `in_place`, or `abort` it."""
-        self._ask("POST", "/pause_generation", {"mode": mode}, timeout_s)
+        self._tell("/pause_generation", {"mode": mode}, timeout_s)
 
     def resume(self, timeout_s: float) -> None:
         """Go on generating; harmless if it was not held."""
-        self._ask("POST", "/continue_generation", {}, timeout_s)
+        self._tell("/continue_generation", {}, timeout_s)
+
+    def is_paused(self, timeout_s: float) -> bool | None:
+        """Tell whether generation is held; None where the server cannot tell, since it has no route `/ready`."""
+        try:
+            self._ask("GET", READY, None, timeout_s)
+        except EndpointError as error:
+            if error.status not in (_NOT_FOUND, _NOT_READY):
+                raise
+            return None if error.status == _NOT_FOUND else True
+        return False
 
     def begin(self, timeout_s: float) -> None:
         """Open the session in which tensors are taken."""
@@ -119,7 +123,7 @@ class SglangHttp:
 
     def flush(self, timeout_s: float) -> None:
         """Forget every cached prefix."""
-        self._ask("POST", "/flush_cache", {}, timeout_s)
+        self._tell("/flush_cache", {}, timeout_s)
 
     def checksums(self, timeout_s: float) -> Checksums:
         """Return SGLang's checksums of what every rank holds. Cost: it reads every weight."""
@@ -175,6 +179,14 @@ class SglangHttp:
             raise EndpointError(
                 f"{self.url}{path}: expected success, found {answer!r:.300}", status=200
             )
+
+    def _tell(self, path: str, body: Mapping[str, Any], timeout_s: float) -> None:
+        """Ask for something that the server answers with a sentence, or with what it did."""
+        raw = self._ask("POST", path, body, timeout_s)
+        try:
+            answers.check_not_denied(raw, path)
+        except FormatError as error:
+            raise EndpointError(f"{self.url}{error}", status=200) from error
 
     def _ask(
         self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float

@@ -94,7 +94,7 @@ def read_order(directory: Path) -> Order:
     found = _read(directory / ORDER)
     journals = []
     for one in strict_json.items(found.get("journals"), where):
-        path, size_bytes, sha256 = strict_json.items(one, where)
+        path, size_bytes, sha256 = _some(3, one, where)
         if not isinstance(path, str) or "/" in path or not isinstance(sha256, str):
             raise FormatError(f"{where}: found a journal {one!r:.200}")
         journals.append(PartEntry(path, strict_json.integer(size_bytes, where), sha256))
@@ -147,9 +147,29 @@ def wait_answers(directory: Path, order: str, ranks: int, timeout_s: float) -> N
 
 
 def forget_answers(directory: Path) -> None:
-    """Remove the answers of earlier orders."""
-    for path in directory.glob("answer-*.json"):
-        path.unlink(missing_ok=True)
+    """Remove the answers of earlier orders.
+
+    Raises:
+        CommitError: the system refuses.
+    """
+    try:
+        for path in directory.glob("answer-*.json"):
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise CommitError(f"{path} cannot be removed: {error.strerror}") from error
+
+
+def forget_order(directory: Path) -> None:
+    """Remove the order and its answers: a rank that comes to it late does nothing.
+
+    Raises:
+        CommitError: the system refuses.
+    """
+    try:
+        (directory / ORDER).unlink(missing_ok=True)
+    except OSError as error:
+        raise CommitError(f"{directory / ORDER} cannot be removed: {error.strerror}") from error
+    forget_answers(directory)
 
 
 def has_answers(directory: Path) -> bool:
@@ -162,7 +182,7 @@ def _answered(path: Path) -> Answer:
     found = _read(path)
     held = {}
     for name, value in strict_json.members(found.get("held"), where).items():
-        grid, boxes = strict_json.items(value, where)
+        grid, boxes = _some(2, value, where)
         held[name] = (_sides(grid, where), tuple(_box(box, where) for box in _list(boxes, where)))
     error = found.get("error")
     return Answer(
@@ -178,12 +198,19 @@ def _answered(path: Path) -> Answer:
 
 
 def _box(value: object, where: str) -> Box:
-    start, shape = strict_json.items(value, where)
+    start, shape = _some(2, value, where)
     return _sides(start, where), _sides(shape, where)
 
 
 def _sides(value: object, where: str) -> tuple[int, ...]:
     return tuple(strict_json.integer(side, where) for side in _list(value, where))
+
+
+def _some(count: int, value: object, where: str) -> Sequence[object]:
+    found = strict_json.items(value, where)
+    if len(found) != count:
+        raise FormatError(f"{where}: expected a list of {count}, found {found!r:.200}")
+    return found
 
 
 def _list(value: object, where: str) -> Sequence[object]:

@@ -58,7 +58,6 @@ class HttpControl:
 
     Raises:
         ConfigError: the URL cannot be used.
-        TransportUnavailableError: urllib3 is not installed.
     """
 
     def __init__(self, url: str, token: Token | None = None) -> None:
@@ -159,7 +158,7 @@ class OfflineControl:
 
     def reset_caches(self, timeout_s: float) -> None:
         """See `Control.reset_caches`."""
-        if not self._llm.reset_prefix_cache():
+        if not self._llm.reset_prefix_cache(reset_connector=True):
             raise EndpointError("the prefix cache of this LLM could not be reset", status=200)
         self._llm.llm_engine.reset_mm_cache()
         self._llm.llm_engine.reset_encoder_cache()

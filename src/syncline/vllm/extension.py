@@ -14,6 +14,7 @@ from typing import Any
 from syncline.errors import ConfigError, SynclineError
 from syncline.sources import CheckpointSource
 from syncline.vllm import versions
+from syncline.vllm.external import refuse_lasting
 from syncline.vllm.kv import KvMemory
 from syncline.vllm.placed import PlacedWeights
 from syncline.vllm.ranks import GroupWorkers, OneWorker, Workers
@@ -76,7 +77,7 @@ def session_of(worker: Any) -> Session:
 
     Raises:
         TransportUnavailableError: this vLLM is not one that is known to work.
-        ConfigError: the model was not started from a directory.
+        ConfigError: the model was not started from a directory, or a cache outside of vLLM would outlive a commit.
     """
     session = getattr(getattr(worker, "weight_transfer_engine", None), "session", None)
     if not isinstance(session, Session):
@@ -90,6 +91,7 @@ def session_of(worker: Any) -> Session:
 def new_session(model: Any, vllm_config: Any) -> Session:
     """Return a session over the model of this worker process; see `session_of`."""
     versions.check_installed()
+    refuse_lasting(vllm_config)
     _log_as_vllm_does()
     workers = _workers()
     config = vllm_config.model_config

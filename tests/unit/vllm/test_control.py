@@ -6,12 +6,13 @@ import json
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from unittest import mock
 
 import pytest
 
 from syncline.errors import EndpointError, FormatError, PeerLostError, TransportTimeoutError
 from syncline.hotload import Token
-from syncline.vllm.control import HttpControl
+from syncline.vllm.control import HttpControl, OfflineControl
 
 ANSWERS = {
     "/collective_rpc": {"results": [{"error": None, "rank": 0}]},
@@ -98,6 +99,20 @@ def test_a_cache_that_cannot_be_reset_is_an_error(listening, route):
     listening.answers[route] = 500
     with pytest.raises(EndpointError, match=f"{route}.*expected 2xx, found 500"):
         HttpControl(listening.url).reset_caches(5)
+
+
+def test_a_vllm_in_this_process_forgets_in_all_places():
+    llm = mock.Mock()
+    llm.reset_prefix_cache.return_value = True
+    OfflineControl(llm).reset_caches(5)
+    assert llm.mock_calls == [
+        mock.call.reset_prefix_cache(reset_connector=True),
+        mock.call.llm_engine.reset_mm_cache(),
+        mock.call.llm_engine.reset_encoder_cache(),
+    ]
+    llm.reset_prefix_cache.return_value = False
+    with pytest.raises(EndpointError, match="could not be reset"):
+        OfflineControl(llm).reset_caches(5)
 
 
 @pytest.mark.parametrize("answer", [{}, {"results": None}, {"results": ["x"]}])
