@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
@@ -411,6 +412,10 @@ class FakeSglang:
                 route = "update_weights_from_tensor"
                 raise _RefusedError(self.rules["tensors_outside_session"].format(route=route))
             self.session["loaded"] = True
+        if body.get("load_format") == "flattened_bucket":
+            for model, payload in zip(self.models, body["serialized_named_tensors"], strict=True):
+                model.load_weights(_unpacked(payload))
+            return self._updated(body)
         if body.get("load_format") not in self.loaders:
             raise _DiedError
         payloads = [base64.b64decode(p, validate=True) for p in body["serialized_named_tensors"]]
@@ -478,6 +483,16 @@ class FakeSglang:
             }
             ranks.append({"checksums": found, "per_gpu_checksum": _digest(json.dumps(found))})
         return {"ranks": ranks, "per_engine_checksum": _digest(json.dumps(ranks))}
+
+
+def _unpacked(payload: str) -> list[tuple[str, torch.Tensor]]:
+    """Return the tensors of a flat bucket, as a rank reads them: out of shared memory that it opens by name."""
+    read = ForkingPickler.loads(base64.b64decode(payload, validate=True))
+    flat = read["flattened_tensor"]
+    return [
+        (at.name, flat[at.start_idx : at.end_idx].view(at.dtype).reshape(at.shape).clone())
+        for at in read["metadata"]
+    ]
 
 
 class _RefusedError(Exception):

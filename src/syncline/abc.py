@@ -236,6 +236,17 @@ class Outlet(ABC):
     kinds: ClassVar[tuple[Kind, ...]]
     bucket_bytes: ClassVar[int]
 
+    @property
+    def address(self) -> str:
+        """Where engines join; what `Inlet.lane` takes of an engine that joined another rank of this trainer.
+
+        Raises:
+            ConfigError: the transport has no such thing, so that one trainer rank alone can send on it.
+        """
+        raise ConfigError(
+            f"{self.name}: expected a trainer of one rank; engines cannot find others"
+        )
+
     @abstractmethod
     def members(self) -> Mapping[str, Channel]:
         """Return the channels to the engines that joined, by the engine's name; those that left are gone.
@@ -288,16 +299,33 @@ class Inlet(ABC):
 
     @abstractmethod
     def buckets(self, sizes: Sequence[int]) -> Generator[Bits | DeviceBits, None, None]:
-        """Take part in a round and yield each bucket, (its size,) uint8, read-only, until the next is asked for.
+        """Take part in a round; return what yields each bucket, (its size,) uint8, read-only, until the next.
 
-        Closing the generator before its end, or an error in it, ends the round for everybody.
+        The round is open when this returns. Closing the generator before its end, or an error in it, ends the
+        round for everybody.
 
         Args:
             sizes: those that the trainer begins the round with.
 
         Raises:
-            PeerLostError, TransportTimeoutError: the trainer is gone, late, or has ended the round.
+            PeerLostError, TransportTimeoutError: the trainer is gone, late, or has ended the round; or this
+                inlet was closed by another thread.
         """
+
+    def lane(self, address: str) -> Inlet:
+        """Return the inlet by which this engine joins another rank of the same trainer; always the same one.
+
+        It has this one's settings, and is closed with it.
+
+        Args:
+            address: the `Outlet.address` of that rank.
+
+        Raises:
+            ConfigError: the transport cannot.
+        """
+        raise ConfigError(
+            f"{self.name}: this trainer sends from several ranks, also from {address}, which the inlet cannot join"
+        )
 
     @abstractmethod
     def close(self) -> None:

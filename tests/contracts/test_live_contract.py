@@ -6,7 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from syncline.errors import (
     ConfigError,
     FormatError,
     PeerLostError,
+    SynclineError,
     TransportError,
     TransportTimeoutError,
     VerifyError,
@@ -286,6 +288,74 @@ def test_a_late_engine_is_told_by_its_own_deadline(path):
     inlet.timeout_s = 0.2
     with pytest.raises(TransportTimeoutError):
         taken(inlet, [10])
+
+
+def test_an_inlet_that_another_thread_closes_ends_its_round_with_a_transport_error(path):
+    """It was an IndexError on a collective, and a ValueError in shared memory."""
+    outlet, make = path
+    (inlet,) = joined(outlet, make, "a")
+    sizes = [4000] * 4
+
+    def close_then_ask() -> None:
+        with closing(inlet.buckets(sizes)) as buckets:
+            next(buckets)
+            inlet.close()
+            next(buckets)
+
+    with ThreadPoolExecutor() as pool:
+        taking = pool.submit(close_then_ask)
+        with suppress(TransportError), outlet.round(["a"], sizes, 3.0) as send:
+            for _ in sizes:
+                send([(0, np.zeros(4000, np.uint8))])
+        with pytest.raises(TransportError):
+            taking.result(WAIT_S)
+    with pytest.raises(TransportError):
+        inlet.buckets(sizes)
+
+
+def test_an_inlet_closed_while_it_waits_for_a_bucket(path):
+    outlet, make = path
+    (inlet,) = joined(outlet, make, "a")
+    inlet.timeout_s = 3.0  # a collective notices no sooner
+    with ThreadPoolExecutor() as pool:
+        taking = pool.submit(taken, inlet, [4000] * 4)
+        with suppress(TransportError), outlet.round(["a"], [4000] * 4, 3.0) as send:
+            send([(0, np.zeros(4000, np.uint8))])
+            inlet.close()
+            for _ in range(3):
+                send([(0, np.zeros(4000, np.uint8))])
+        with pytest.raises(TransportError):
+            taking.result(WAIT_S)
+
+
+def test_an_engine_that_leaves_while_a_round_begins_takes_nobody_with_it(path, monkeypatch):
+    """The others waited for the group to form as long as the trainer waited for them, and were lost, too."""
+    outlet, make = path
+    stays, leaves = joined(outlet, make, "stays", "leaves")
+    engine = MemoryEngine()
+    begin = outlet._open
+
+    def leaving(*arguments: Any) -> None:
+        if hasattr(outlet, "_lobby"):
+            here = outlet.members()
+            monkeypatch.setattr(outlet._lobby, "members", lambda: here)
+        leaves.close()
+        try:
+            begin(*arguments)
+        finally:
+            monkeypatch.undo()
+
+    monkeypatch.setattr(outlet, "_open", leaving)
+    publisher = Publisher(MemoryStore(), live=outlet, live_timeout_s=4.0)
+    with ThreadPoolExecutor() as pool:
+        taking = pool.submit(Receiver(stays, engine).sync)
+        gone = pool.submit(Receiver(leaves, MemoryEngine()).sync)
+        report = publisher.publish({"w": np.ones(3, np.float32)})
+        assert taking.result(WAIT_S).version == 1
+        with pytest.raises(SynclineError):
+            gone.result(WAIT_S)
+    assert report.delivery.committed == ("stays",)
+    assert set(report.delivery.missed) == {"leaves"}
 
 
 class FlippingInlet(Inlet):

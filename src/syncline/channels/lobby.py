@@ -38,6 +38,7 @@ _GREETING_S = 10.0
 _NONCE_HEX = 64
 _MAX_UNIX_BYTES = 104
 _RETRY_S = 0.05
+_LEAVING_S = 1.0
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _BACKLOG = 64
 
@@ -103,6 +104,12 @@ class Lobby:
             with self._changed:
                 self._changed.wait(min(left_s, 1.0))
 
+    def _wait_for(self, name: str) -> None:
+        """Wait a moment for a name to be free: an engine that left and joins again may come before its leaving."""
+        deadline_s = time.monotonic() + _LEAVING_S
+        while name in self.members() and time.monotonic() < deadline_s:
+            time.sleep(_RETRY_S)
+
     def close(self) -> None:
         """Let every engine go and free the address; harmless when called again."""
         with self._changed:
@@ -163,7 +170,7 @@ class Lobby:
         channel.peer = f"engine {name!r}"
         channel.limit_bytes = MAX_FRAME_BYTES
         channel.timeout_s = self._timeout_s
-        self.members()  # forgets who is gone, so that a name is free again
+        self._wait_for(name)
         with self._changed:
             if name in self._members:
                 raise ConfigError(

@@ -6,13 +6,15 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import ClassVar
+from typing import Any, ClassVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from syncline.abc import Channel, Inlet
+from syncline.channels.inlet import RoundInlet
 from syncline.channels.memory import MemoryChannel
 from syncline.channels.outlet import RoundOutlet
 from syncline.channels.pieces import Pieces, fill
@@ -22,6 +24,8 @@ from syncline.version import Kind
 
 _BUFFERS = 2
 _LOOK_S = 0.02
+_NUMBERS = itertools.count()
+_OUTLETS: WeakValueDictionary[str, MemoryOutlet] = WeakValueDictionary()
 
 
 class MemoryOutlet(RoundOutlet):
@@ -54,6 +58,13 @@ class MemoryOutlet(RoundOutlet):
         self._sizes: list[int] = []
         self._sent = 0
         self.is_closed = False
+        self._address = f"memory-{next(_NUMBERS)}"
+        _OUTLETS[self._address] = self
+
+    @property
+    def address(self) -> str:
+        """What `MemoryInlet.lane` finds this outlet by, inside this process."""
+        return self._address
 
     def join(self, name: str) -> tuple[Channel, queue.SimpleQueue[_Lane]]:
         """Let an engine in; return its channel, and where it finds its end of every round.
@@ -143,7 +154,7 @@ class MemoryOutlet(RoundOutlet):
         self._round = {}
 
 
-class MemoryInlet(Inlet):
+class MemoryInlet(RoundInlet):
     """An engine's end in another thread; see `MemoryOutlet`.
 
     Args:
@@ -164,7 +175,7 @@ class MemoryInlet(Inlet):
         self._channel: Channel | None = None
         self._rounds: queue.SimpleQueue[_Lane] = queue.SimpleQueue()
         self._lane: _Lane | None = None
-        self._at = 0
+        self._lanes: dict[str, MemoryInlet] = {}
 
     def channel(self) -> Channel:
         """Return the channel to the trainer; see `Inlet.channel`."""
@@ -175,34 +186,31 @@ class MemoryInlet(Inlet):
             self._channel, self._rounds = self._outlet.join(self._name)
         return self._channel
 
-    def buckets(self, sizes: Sequence[int]) -> Generator[Bits, None, None]:
-        """Take part in a round; see `Inlet.buckets`."""
-        is_whole = False
-        try:
-            self._open(sizes)
-            for _ in sizes:
-                yield self._receive()
-                self._release()
-            is_whole = True
-        finally:
-            if not is_whole:
-                self._leave_round()
+    def lane(self, address: str) -> Inlet:
+        """Return the inlet for another trainer rank; see `Inlet.lane`."""
+        if address not in self._lanes:
+            outlet = _OUTLETS.get(address)
+            if outlet is None:
+                raise PeerLostError(f"no trainer rank has the address {address!r} in this process")
+            self._lanes[address] = MemoryInlet(outlet, name=self._name, timeout_s=self.timeout_s)
+        return self._lanes[address]
 
-    def _open(self, sizes: Sequence[int]) -> None:
-        """Take part in a round."""
-        self._leave_round()
-        lane = self._next_round()
-        self._lane, self._at = lane, 0
+    def _open(self, called: Any, sizes: Sequence[int]) -> None:
+        lane: _Lane = called
+        self._lane = lane
         if lane.sizes != tuple(sizes):
             raise ConfigError(
                 f"the round has buckets of {lane.sizes} bytes, expected {list(sizes)}"
             )
         lane.opened.set()
 
-    def _next_round(self) -> _Lane:
+    def _called(self) -> _Lane:
         """Wait for the trainer to begin a round; a word from it instead means that none begins."""
+        self._leave()
         deadline_s = time.monotonic() + self.timeout_s
         while time.monotonic() < deadline_s:
+            if self._channel is None:
+                raise PeerLostError("no trainer: call channel first; or this inlet was closed")
             with suppress(queue.Empty):
                 return self._rounds.get(timeout=min(_LOOK_S, self.timeout_s))
             if isinstance(self._channel, _LeavingChannel) and self._channel.has_message:
@@ -211,20 +219,18 @@ class MemoryInlet(Inlet):
         raise TransportTimeoutError(f"the trainer opened no round in {self.timeout_s} s")
 
     def _receive(self) -> Bits:
-        """Return the next bucket."""
         lane = self._open_lane()
         try:
             filled = lane.filled.get(timeout=self.timeout_s)
         except queue.Empty:
             raise TransportTimeoutError(f"no bucket came in {self.timeout_s} s") from None
         if filled is None:
-            raise PeerLostError("the trainer ended the round")
+            raise PeerLostError("the trainer ended the round, or this engine has left it")
         bucket = lane.buffers[filled % _BUFFERS][: lane.sizes[filled]].view()
         bucket.flags.writeable = False
         return bucket
 
     def _release(self) -> None:
-        """Let the buffer be filled again."""
         lane = self._open_lane()
         with lane.changed:
             lane.released += 1
@@ -232,21 +238,24 @@ class MemoryInlet(Inlet):
 
     def close(self) -> None:
         """Leave; see `Inlet.close`."""
-        self._leave_round()
+        self._leave()
         if self._channel is not None:
             self._channel.close()
             self._channel = None
+        lanes, self._lanes = self._lanes, {}
+        for each in lanes.values():
+            each.close()
 
     def _open_lane(self) -> _Lane:
         if self._lane is None:
-            raise ConfigError("receive, release: call open first")
+            raise PeerLostError("this engine has left the round: its inlet was closed")
         return self._lane
 
-    def _leave_round(self) -> None:
-        if self._lane is not None:
-            if self._lane.released < len(self._lane.sizes):
-                self._lane.end()
-            self._lane = None
+    def _leave(self) -> None:
+        lane, self._lane = self._lane, None
+        if lane is not None and lane.released < len(lane.sizes):
+            lane.end()
+            lane.filled.put(None)
 
 
 class _LeavingChannel(MemoryChannel):

@@ -16,14 +16,12 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import suppress
-from typing import ClassVar, Protocol
-
-import numpy as np
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from syncline.abc import Channel, Inlet
-from syncline.anonymous import anonymous_file, is_sealed
+from syncline.channels.buffers import BUFFERS, Buffers, HostBuffers, HostView, View
+from syncline.channels.inlet import RoundInlet
 from syncline.channels.lobby import Lobby, default_name, join
 from syncline.channels.outlet import RoundOutlet
 from syncline.channels.pieces import Pieces, fill
@@ -41,65 +39,12 @@ from syncline.format import strict_json
 from syncline.types import Bits, DeviceBits, check_seconds
 from syncline.version import Kind
 
-_BUFFERS = 2
 _NUMBER = struct.Struct("<q")
 _READY = -1
+_CLOSED = "this engine has left the round: its inlet was closed"
 _WHERE = "the trainer's buffers"
 _HOST_FDS = 2
 _PAGE_BYTES = mmap.PAGESIZE
-
-
-class Buffers(Protocol):
-    """Two buffers that a trainer shares: their memory here, and what an engine needs to see it."""
-
-    bucket_bytes: int
-
-    def at(self, slot: int) -> Bits | DeviceBits:
-        """Return one of the buffers, (bucket_bytes,) uint8."""
-
-    def told(self) -> tuple[Mapping[str, object], list[int]]:
-        """Return what to tell an engine, as JSON and open files."""
-
-    def settle(self) -> None:
-        """Return when what was written to the buffers is there for other processes."""
-
-    def free(self) -> None:
-        """Give the memory back."""
-
-
-class HostBuffers:
-    """Two buffers in anonymous shared memory that nobody can shrink."""
-
-    kind = "host"
-
-    def __init__(self, bucket_bytes: int) -> None:
-        self.bucket_bytes = bucket_bytes
-        self._fd = anonymous_file(_BUFFERS * bucket_bytes)
-        try:
-            self._map = mmap.mmap(self._fd, _BUFFERS * bucket_bytes)
-        except OSError as error:
-            os.close(self._fd)
-            raise TransportUnavailableError(f"shared memory: {error.strerror}") from error
-        self._bits = np.frombuffer(self._map, np.uint8).reshape(_BUFFERS, bucket_bytes)
-
-    def at(self, slot: int) -> Bits:
-        """Return one of the buffers."""
-        found: Bits = self._bits[slot]
-        return found
-
-    def told(self) -> tuple[Mapping[str, object], list[int]]:
-        """Return the size, and the file that is the memory."""
-        return {"kind": self.kind, "bucket_bytes": self.bucket_bytes, "handle": ""}, [self._fd]
-
-    def settle(self) -> None:
-        """Do nothing: the message that follows orders what was written before it."""
-
-    def free(self) -> None:
-        """Close the file; the memory goes when the last view of it does."""
-        os.close(self._fd)
-        del self._bits
-        with suppress(BufferError):  # a view is still in use; it frees the map itself
-            self._map.close()
 
 
 class SharedMemoryOutlet(RoundOutlet):
@@ -168,8 +113,8 @@ class SharedMemoryOutlet(RoundOutlet):
         """Copy the bucket into the buffer whose turn it is."""
         if self._buffers is None:
             raise ConfigError("send: call open first")
-        self._wait(self._sent - _BUFFERS + 1, timeout_s)
-        fill(self._buffers.at(self._sent % _BUFFERS), pieces)
+        self._wait(self._sent - BUFFERS + 1, timeout_s)
+        fill(self._buffers.at(self._sent % BUFFERS), pieces)
         self._buffers.settle()
         for name, bell in self._bells.items():
             try:
@@ -248,7 +193,7 @@ class SharedMemoryOutlet(RoundOutlet):
             self._buffers = None
 
 
-class SharedMemoryInlet(Inlet):
+class SharedMemoryInlet(RoundInlet):
     """The engine's end on the same machine; see `SharedMemoryOutlet`.
 
     Args:
@@ -264,10 +209,11 @@ class SharedMemoryInlet(Inlet):
         self._path = path
         self._name = default_name() if name is None else name
         self._channel: SocketChannel | None = None
-        self._view: _View | None = None
+        self._view: View | None = None
         self._bell: socket.socket | None = None
         self._sizes: tuple[int, ...] = ()
         self._at = 0
+        self._lanes: dict[str, SharedMemoryInlet] = {}
 
     def channel(self) -> Channel:
         """Return the channel to the trainer; see `Inlet.channel`."""
@@ -277,30 +223,26 @@ class SharedMemoryInlet(Inlet):
             self._channel = join(self._path, SharedMemoryOutlet.name, self._name, self.timeout_s)
         return self._channel
 
-    def buckets(self, sizes: Sequence[int]) -> Generator[Bits | DeviceBits, None, None]:
-        """Take part in a round; see `Inlet.buckets`."""
-        if self._channel is None:
-            raise ConfigError("open: call channel first")
-        form = hear_form(self._channel, self.timeout_s, _WHERE)  # called off, the buffers stay
-        is_whole = False
-        try:
-            self._open(self._channel, form, sizes)
-            for _ in sizes:
-                yield self._receive()
-                self._release()
-            is_whole = True
-        finally:
-            if not is_whole:
-                self._free()
+    def lane(self, address: str) -> Inlet:
+        """Return the inlet for another trainer rank; see `Inlet.lane`."""
+        if address not in self._lanes:
+            self._lanes[address] = SharedMemoryInlet(
+                address, name=self._name, timeout_s=self.timeout_s
+            )
+        return self._lanes[address]
 
-    def _open(
-        self, channel: SocketChannel, fields: strict_json.Fields, sizes: Sequence[int]
-    ) -> None:
-        """Take part in a round."""
-        fds = channel.take_fds()
+    def _called(self) -> strict_json.Fields:
+        if self._channel is None:
+            raise PeerLostError("no trainer: call channel first; or this inlet was closed")
+        return hear_form(self._channel, self.timeout_s, _WHERE)
+
+    def _open(self, called: strict_json.Fields, sizes: Sequence[int]) -> None:
+        if self._channel is None:
+            raise PeerLostError(_CLOSED)
+        fds = self._channel.take_fds()
         try:
-            if fields["form"] is not None:
-                self._form(fields["form"], _WHERE, fds)
+            if called["form"] is not None:
+                self._form(called["form"], _WHERE, fds)
         finally:
             for fd in fds:
                 os.close(fd)
@@ -312,11 +254,11 @@ class SharedMemoryInlet(Inlet):
         self._ring(_READY)
 
     def _receive(self) -> Bits | DeviceBits:
-        """Return the next bucket."""
-        if self._bell is None or self._view is None or self._at >= len(self._sizes):
-            raise ConfigError("receive: the round is over, or was not opened")
+        bell, view = self._bell, self._view
+        if bell is None or view is None:
+            raise PeerLostError(_CLOSED)
         try:
-            number = _rung(self._bell, time.monotonic() + self.timeout_s)
+            number = _rung(bell, time.monotonic() + self.timeout_s)
         except TransportTimeoutError:
             raise TransportTimeoutError(
                 f"the trainer filled no bucket in {self.timeout_s} s; it is slow or stuck"
@@ -325,10 +267,11 @@ class SharedMemoryInlet(Inlet):
             raise PeerLostError("the trainer is gone, or has ended the round")
         if number != self._at:
             raise FormatError(f"the trainer filled bucket {number}, expected {self._at}")
-        return self._view.at(self._at % _BUFFERS)[: self._sizes[self._at]]
+        if self._view is None:
+            raise PeerLostError(_CLOSED)
+        return view.at(self._at % BUFFERS)[: self._sizes[self._at]]
 
     def _release(self) -> None:
-        """Let the buffer be filled again."""
         if self._view is not None:
             self._view.settle()
         self._ring(self._at)
@@ -339,11 +282,14 @@ class SharedMemoryInlet(Inlet):
         if self._channel is not None:
             self._channel.abort()
             self._channel = None
-        self._free()
+        self._leave()
+        lanes, self._lanes = self._lanes, {}
+        for lane in lanes.values():
+            lane.close()
 
     def _form(self, form: object, where: str, fds: list[int]) -> None:
         """Map the memory; the files are the last ones that came, those before are of a round called off."""
-        self._free()
+        self._leave()
         fields = strict_json.Fields(form, where, ("kind", "bucket_bytes", "handle"))
         bucket_bytes = fields.integer("bucket_bytes", minimum=1)
         kind = fields.word("kind", "host", "cuda")
@@ -355,7 +301,7 @@ class SharedMemoryInlet(Inlet):
         bell, *memory = fds[-count:]
         self._bell = own(socket.socket(fileno=os.dup(bell)))
         if kind == "host":
-            self._view = _HostView(memory[0], bucket_bytes)
+            self._view = HostView(memory[0], bucket_bytes)
         else:
             from syncline.channels.cuda_ipc import CudaView  # noqa: PLC0415 - needs torch
 
@@ -363,58 +309,19 @@ class SharedMemoryInlet(Inlet):
 
     def _ring(self, number: int) -> None:
         if self._bell is None:
-            raise ConfigError("release: the round was not opened")
+            raise PeerLostError(_CLOSED)
         try:
             self._bell.sendall(_NUMBER.pack(number))
         except OSError as error:
             raise PeerLostError("the trainer is gone, or has ended the round") from error
 
-    def _free(self) -> None:
+    def _leave(self) -> None:
         if self._bell is not None:
             self._bell.close()
             self._bell = None
         if self._view is not None:
             self._view.free()
             self._view = None
-
-
-class _View(Protocol):
-    """An engine's view of a trainer's buffers."""
-
-    bucket_bytes: int
-
-    def at(self, slot: int) -> Bits | DeviceBits: ...
-
-    def settle(self) -> None: ...
-
-    def free(self) -> None: ...
-
-
-class _HostView:
-    """A read-only map of a trainer's shared memory."""
-
-    def __init__(self, fd: int, bucket_bytes: int) -> None:
-        self.bucket_bytes = bucket_bytes
-        found_bytes = os.fstat(fd).st_size
-        if found_bytes != _BUFFERS * bucket_bytes or not is_sealed(fd):
-            raise FormatError(
-                f"the trainer's buffers: expected {_BUFFERS * bucket_bytes} bytes that nobody can shrink, "
-                f"found {found_bytes}"
-            )
-        self._map = mmap.mmap(fd, found_bytes, prot=mmap.PROT_READ)
-        self._bits = np.frombuffer(self._map, np.uint8).reshape(_BUFFERS, bucket_bytes)
-
-    def at(self, slot: int) -> Bits:
-        found: Bits = self._bits[slot]
-        return found
-
-    def settle(self) -> None:
-        """Do nothing: reads are done when the message that says so goes out."""
-
-    def free(self) -> None:
-        del self._bits
-        with suppress(BufferError):  # a view is still in use; it frees the map itself
-            self._map.close()
 
 
 def _rung(bell: socket.socket, deadline_s: float) -> int | None:
@@ -425,7 +332,10 @@ def _rung(bell: socket.socket, deadline_s: float) -> int | None:
     """
     raw = b""
     poll = select.poll()
-    poll.register(bell, select.POLLIN)
+    try:
+        poll.register(bell, select.POLLIN)
+    except ValueError:  # closed by another thread
+        return None
     while len(raw) < _NUMBER.size:
         left_ms = 1000 * (deadline_s - time.monotonic())
         if not poll.poll(max(0.0, left_ms)):

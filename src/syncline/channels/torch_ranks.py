@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 from collections import deque
+from contextlib import suppress
 from datetime import timedelta
 from importlib import import_module
 from importlib.util import find_spec
@@ -97,8 +98,9 @@ class TorchChannel(Channel):
         """Tell the other side that nothing more comes; harmless when called again."""
         if not self._is_closed:
             self._is_closed = True
-            self._announce(f"{self._there}/{self._sent}", _CLOSED)
-            self._announce(f"{self._there}/closed", _CLOSED)
+            with suppress(PeerLostError):  # the store is gone, and with it who could hear this
+                self._announce(f"{self._there}/{self._sent}", _CLOSED)
+                self._announce(f"{self._there}/closed", _CLOSED)
 
     def _moved(self, size_bytes: int) -> bytes:
         torch = import_module("torch")

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import mmap
 import os
+import select
 import sys
 import threading
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -62,6 +64,7 @@ class SharedPeer(PeerMemory):
         self._regions = Regions()
         self._pages: list[_Pages] = []
         self._mapped: dict[tuple[str, str, str], ByteArray] = {}
+        self._watched: dict[tuple[int, str], _Watch] = {}
         self._lock = threading.Lock()
         self._is_closed = False
         self._pid = os.getpid()
@@ -105,6 +108,7 @@ class SharedPeer(PeerMemory):
         """Let go of what was mapped of peers; it is mapped again when it is read again."""
         with self._lock:
             self._mapped.clear()
+            self._watched.clear()
 
     def register(self, region: str, memory: ByteArray) -> None:
         """Make memory from `allocate` readable; see `PeerMemory.register`."""
@@ -158,7 +162,7 @@ class SharedPeer(PeerMemory):
             raise FormatError(f"{described.place}: expected numbers, found {numbers!r:.80}")
         if fields["machine"] != machine():
             raise PeerLostError(f"{described.place} is on another machine")
-        if _born(int(fields["pid"])) != fields["born"]:
+        if not self._lives(int(fields["pid"]), fields["born"]):
             self._forget(fields["pid"])
             raise PeerLostError(f"{described.place} has ended")
         table = self._map(described, fields["table"], fields["table_inode"]).view("<u8")
@@ -181,6 +185,7 @@ class SharedPeer(PeerMemory):
             pages, self._pages = self._pages, []
             self._table = np.zeros(0, "<u8")  # a closed object may live on, its pages need not
             self._mapped.clear()
+            self._watched.clear()
         for one in pages:
             os.close(one.descriptor)
 
@@ -219,6 +224,43 @@ class SharedPeer(PeerMemory):
     def _forget(self, pid: str) -> None:
         with self._lock:
             self._mapped = {key: pages for key, pages in self._mapped.items() if key[0] != pid}
+            self._watched = {key: w for key, w in self._watched.items() if str(key[0]) != pid}
+
+    def _lives(self, pid: int, born: str) -> bool:
+        """Say whether a process is still the one that was described."""
+        with self._lock:
+            watch = self._watched.get((pid, born))
+            if watch is not None:
+                return watch.is_alive
+            watch = _Watch.of(pid)
+            is_same = (
+                _born(pid) == born
+            )  # looked at last: what is watched is the process that was found
+            if watch is not None and is_same:
+                self._watched[pid, born] = watch
+            return is_same
+
+
+class _Watch:
+    """A process that is watched by a descriptor: to ask whether it lives costs a microsecond."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLIN)
+        self._end = weakref.finalize(self, os.close, descriptor)
+
+    @classmethod
+    def of(cls, pid: int) -> _Watch | None:
+        """Watch a process; None where it is gone, or the system cannot."""
+        try:
+            return cls(os.pidfd_open(pid))
+        except (AttributeError, OSError):
+            return None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not ended; one that nobody has waited for yet has."""
+        return not self._poll.poll(0)
 
 
 def _opened_at_once(path: str, flags: int) -> int:

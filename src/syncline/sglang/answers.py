@@ -11,6 +11,7 @@ from typing import Any
 from syncline.errors import FormatError
 from syncline.format import strict_json
 
+MOST_RANKS = 4096
 LIMIT_BYTES = 64 << 20
 """Longest answer that is read: checksums of some hundred thousand parameters."""
 
@@ -142,6 +143,8 @@ def _text(members: Mapping[str, Any], key: str, where: str) -> str:
 
 def _count(members: Mapping[str, Any], key: str) -> int:
     value = members.get(key, 1)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise FormatError(f"/server_info.{key} must be a count, found {value!r:.80}")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_RANKS:
+        raise FormatError(
+            f"/server_info.{key} must be a count from 1 to {MOST_RANKS}, found {value!r:.80}"
+        )
     return value

@@ -13,18 +13,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from syncline.arrays import torch_module
 from syncline.errors import (
+    ConfigError,
     SynclineError,
-    TornUpdateError,
     TransportTimeoutError,
     TransportUnavailableError,
 )
-from syncline.sglang.buckets import FORMAT, Bucket, filled, torch_dtype
+from syncline.sglang.buckets import FORMAT, Bucket, Tensors, filled, torch_dtype
 from syncline.sglang.control import SglangHttp
-from syncline.types import Bits
 
 Backend = Literal["gloo", "nccl"]
 
@@ -42,6 +42,7 @@ class Group:
         timeout_s: longest that joining, and any one broadcast, may take.
 
     Raises:
+        ConfigError: `host` is no address of this machine.
         TransportUnavailableError: NCCL, and there is no GPU.
         TransportTimeoutError: the ranks did not come.
         EndpointError: the server refused.
@@ -127,43 +128,47 @@ class FromBroadcast:
 
     name = "from distributed"
     in_session = True
+    trial: Path | None = None
 
     def __init__(
         self,
         group: Group,
         buckets: Sequence[Bucket],
-        new: Callable[[str], Bits],
-        old: Callable[[str], Bits] | None,
+        new: Tensors,
+        old: Tensors,
+        *,
+        shows: bool,
     ) -> None:
         self._group = group
         self._buckets = buckets
         self._new = new
         self._old = old
-        self._has_begun = False
+        self.shows = shows
+        self.has_begun = False
+        self._begun: list[Bucket] = []
 
     def send(self, control: SglangHttp, timeout_s: float) -> None:
         """Broadcast every bucket; see `Change.send`."""
-        self._has_begun = True
-        self._send(self._new, timeout_s)
+        for bucket in self._buckets:
+            flat = filled(bucket, self._new)
+            self.has_begun = True
+            self._begun.append(bucket)
+            self._send(bucket, flat, timeout_s)
 
     def undo(self, control: SglangHttp, timeout_s: float) -> None:
-        """Broadcast every bucket as it was; see `Change.undo`."""
-        if not self._has_begun:
-            return
-        if self._old is None:
-            raise TornUpdateError("weights were being sent, and what stood there is not known")
-        self._send(self._old, timeout_s)
+        """Broadcast every bucket as it was, of those that may have arrived; see `Change.undo`."""
+        for bucket in self._begun:
+            self._send(bucket, filled(bucket, self._old), timeout_s)
 
-    def _send(self, bits: Callable[[str], Bits], timeout_s: float) -> None:
-        for bucket in self._buckets:
-            body = {
-                "names": [meta.name for meta in bucket.metas],
-                "dtypes": [str(torch_dtype(meta)).removeprefix("torch.") for meta in bucket.metas],
-                "shapes": [list(meta.shape) for meta in bucket.metas],
-                "group_name": self._group.name,
-                "load_format": FORMAT,
-            }
-            self._group.broadcast(filled(bucket, bits), body, timeout_s)
+    def _send(self, bucket: Bucket, flat: Any, timeout_s: float) -> None:
+        body = {
+            "names": [meta.name for meta in bucket.metas],
+            "dtypes": [str(torch_dtype(meta)).removeprefix("torch.") for meta in bucket.metas],
+            "shapes": [list(meta.shape) for meta in bucket.metas],
+            "group_name": self._group.name,
+            "load_format": FORMAT,
+        }
+        self._group.broadcast(flat, body, timeout_s)
 
 
 class _Call:
@@ -205,6 +210,12 @@ def _device(backend: Backend) -> str:
 
 
 def _free_port(host: str) -> int:
-    with socket.socket() as free:
-        free.bind((host, 0))
-        return int(free.getsockname()[1])
+    try:
+        with socket.socket() as free:
+            free.bind((host, 0))
+            return int(free.getsockname()[1])
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(
+            f"host {host!r}: expected a name or IPv4 address of this machine that the server reaches, found none "
+            f"({error})"
+        ) from error

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from syncline.commit.journal import Journal, JournalWriter
 from syncline.engines import CheckpointDir
 from syncline.engines.passing import PassingEngine
-from syncline.errors import CommitError, SynclineError
+from syncline.errors import CommitError, FormatError, SynclineError
 from syncline.types import Bits, Record
 from syncline.version import HeldVersion, PartEntry
+
+_log = logging.getLogger(__name__)
 
 
 class Mirror(PassingEngine):
@@ -47,6 +50,24 @@ class Mirror(PassingEngine):
         """The tensors that pending changes touch."""
         return sorted(self._names)
 
+    def pending_to(self, target: HeldVersion) -> Sequence[PartEntry] | None:
+        """Return the changes that lead from what `settle` named to `target`, read once and whole.
+
+        None if it is not known what the server lacks of it, one that was lost or damaged included.
+        """
+        pending = self.pending
+        if pending is None or self._leads_to != target.sha256:
+            return None
+        try:
+            for part in pending:
+                with (self._staging / part.path).open("rb") as file:
+                    Journal(file, part.path, part)
+        except (OSError, FormatError) as error:
+            _log.warning("syncline: %s: changes are lost, all is loaded: %s", self._staging, error)
+            self.lose()
+            return None
+        return pending
+
     @property
     def pending(self) -> Sequence[PartEntry] | None:
         """The sealed changes since `settle`, in order; None if it is not known what the server lacks."""
@@ -66,18 +87,18 @@ class Mirror(PassingEngine):
                 super().apply(_kept(records, writer), held)
                 seal = writer.finish()
         except BaseException as error:
-            path.unlink(missing_ok=True)
+            _remove(path)
             if isinstance(error, OSError) and not isinstance(error, SynclineError):
                 raise CommitError(
                     f"{path}: changes for the server cannot be kept: {error.strerror}"
                 ) from error
             raise
         if not is_linked or self._pending is None:
-            path.unlink()
+            _remove(path)
             return
         self._leads_to = held.sha256
         if not writer.names:
-            path.unlink()
+            _remove(path)
             return
         self._pending.append(PartEntry(path.name, seal.size_bytes, seal.sha256))
         self._names |= writer.names
@@ -97,18 +118,26 @@ class Mirror(PassingEngine):
 
     def settle(self, held: HeldVersion) -> None:
         """Forget what is pending: the server holds this version now."""
-        self._forget()
         self._pending, self._leads_to = [], held.sha256
+        self._forget()
 
     def lose(self) -> None:
         """Note that it is not known how the server's weights differ from these."""
-        self._forget()
         self._pending = None
+        self._forget()
 
     def _forget(self) -> None:
-        for path in self._staging.glob("journal-*"):
-            path.unlink()
         self._names = set()
+        for path in self._staging.glob("journal-*"):
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Remove changes that nobody will read again; where that fails they only take room."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        _log.warning("syncline: %s cannot be removed: %s", path, error.strerror)
 
 
 def _kept(records: Iterable[Record], writer: JournalWriter) -> Iterator[Record]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from syncline import config
-from syncline.errors import ConfigError, SynclineError
+from syncline.errors import ConfigError
 from syncline.sglang import worker
 
 TARGET = (
@@ -46,6 +46,6 @@ def around(
         return original(updater, model_path, *more, **named)
     try:
         answer = worker.obey(updater.get_model(), directory, int(updater.tp_rank))
-    except SynclineError as error:
-        return False, f"syncline: {error}"
+    except Exception as error:  # noqa: BLE001 - SGLang would die of it
+        return False, f"syncline: {type(error).__name__}: {error}"
     return answer.error is None, f"syncline: {'done' if answer.error is None else answer.error}"

@@ -52,5 +52,14 @@ def read(directory: Path) -> Proof | None:
 
 
 def forget(directory: Path) -> None:
-    """Remove the note: what the server holds is about to change."""
-    (directory / NAME).unlink(missing_ok=True)
+    """Remove the note: what the server holds is about to change.
+
+    Raises:
+        CommitError: the system refuses.
+    """
+    try:
+        (directory / NAME).unlink(missing_ok=True)
+    except OSError as error:
+        raise CommitError(
+            f"{directory / NAME} cannot be removed: {error.strerror}; nothing was changed"
+        ) from error

@@ -18,8 +18,10 @@ from syncline.errors import (
 from syncline.sglang.change import FromDirectory
 from syncline.sglang.commit import Commit, CommitOptions, Committed
 from syncline.sglang.control import PULL, SglangHttp
+from syncline.sglang.proved import Unseen
 from syncline.sync.layout import own_history
 from syncline.sync.named import is_named
+from syncline.sync.ours import as_commit_error
 from syncline.version import HeldVersion
 
 
@@ -60,6 +62,10 @@ class PullingServer:
             ConfigError: the server cannot pull.
             BaseVersionError: an older version than the one it has: a local checkpoint goes forward alone.
         """
+        with as_commit_error("the update failed, and the server serves what it served"):
+            return self._sync(version, repair=repair)
+
+    def _sync(self, version: int | None, *, repair: bool) -> Committed | None:
         step_s, load_s = self._options.step_timeout_s, self._options.load_timeout_s
         about = self._control.server(step_s)
         rules = self._control.rules(about.version, step_s)
@@ -79,9 +85,15 @@ class PullingServer:
                     version=target.version,
                 )
         self._control.pull(self._local, self._source, target.version, load_s)
-        commit = Commit(self._control, rules, self._options)
+        commit = Commit(self._control, rules, self._options, about.tensor_ranks)
+        before = None if self._held is None else self._held.manifest.fingerprint
+        change = FromDirectory(
+            Unseen(Path(self._local)),
+            None,
+            shows=before is not None and before != target.manifest.fingerprint,
+        )
         try:
-            self._last = commit.put(FromDirectory(Path(self._local), None), str(target.version))
+            self._last = commit.put(change, str(target.version))
         except (TornUpdateError, OutcomeUnknownError):
             self._held = None
             raise

@@ -6,11 +6,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, get_args
 
 from syncline.abc import Observe, Store
 from syncline.engines import CheckpointDir
-from syncline.engines.checkpoint_files import CheckpointFiles
 from syncline.errors import (
     CommitError,
     ConfigError,
@@ -20,26 +18,22 @@ from syncline.errors import (
     TornUpdateError,
     VerifyError,
 )
-from syncline.sglang import partial, proof
+from syncline.sglang import proof
 from syncline.sglang.answers import Server
-from syncline.sglang.broadcast import FromBroadcast, Group
-from syncline.sglang.buckets import FromMemory, cut
-from syncline.sglang.change import LOADER, Change, FromDirectory, InPlace
+from syncline.sglang.broadcast import Group
+from syncline.sglang.change import Change, InPlace
 from syncline.sglang.commit import Commit, CommitOptions, Committed
 from syncline.sglang.control import SglangHttp
-from syncline.sglang.groups import with_partners
 from syncline.sglang.mirror import Mirror
 from syncline.sglang.owner import Owner
 from syncline.sglang.proof import Proof
+from syncline.sglang.routes import ROUTES, Lack, Route, change_of, tidy
 from syncline.sglang.versions import Rules
 from syncline.sync import AppliedVersion, Receiver
 from syncline.sync.accounting import Moved
-from syncline.sync.checks import check_layout, verify_engine
 from syncline.sync.named import is_named
+from syncline.sync.ours import as_commit_error
 from syncline.version import HeldVersion
-
-Route = Literal["auto", "in_place", "plugin", "disk", "memory", "distributed", "nccl"]
-ROUTES = get_args(Route)
 
 _LOOK_S = 10.0
 
@@ -94,6 +88,7 @@ class SglangServer:
         self._group: Group | None = None
         self._reached = reached
         self._held: HeldVersion | None = None
+        self._checksum: str | None = None
         self._start = ""
         self._may_pause_late = False
         self._last: Committed | None = None
@@ -114,6 +109,10 @@ class SglangServer:
                 the next call loads everything.
             SynclineError: the server serves what it served.
         """
+        with as_commit_error("the update failed, and the server serves what it served"):
+            return self._sync(version, repair=repair)
+
+    def _sync(self, version: int | None, *, repair: bool) -> Committed | None:
         step_s = self._options.step_timeout_s
         about = self._control.server(step_s)
         rules = self._control.rules(about.version, step_s)
@@ -132,24 +131,28 @@ class SglangServer:
             self._lose()
         if self._held is not None and self._held.sha256 == target.sha256:
             return None
-        change = self._change(about)
-        commit = Commit(self._control, rules, self._options, self._reached)
-        if self._mirror.pending is None:
+        lack = Lack(about, self._staging, self._held, target, self._mirror.pending_to(target))
+        change = self._staged(lack)
+        commit = Commit(self._control, rules, self._options, about.tensor_ranks, self._reached)
+        if lack.pending is None:
             commit.close_left_open()
         proof.forget(self._staging)
         try:
-            self._last = _told(commit.put(change, str(target.version)), pulled.moved)
+            known = None if lack.pending is None else self._checksum
+            self._last = _told(commit.put(change, str(target.version), known), pulled.moved)
         except (TornUpdateError, OutcomeUnknownError):
             self._lose()
             raise
         finally:
             self._may_pause_late = commit.may_pause_late
+            tidy(self._staging)
         self._changed = len(self._mirror.changed)
         self._dense = len(change.dense) if isinstance(change, InPlace) else self._changed
         self._held = target
         self._mirror.settle(target)
-        if self._last.checksums is not None:
-            proof.write(self._staging, Proof(target.sha256, self._last.checksums.engine))
+        self._checksum = None if self._last.checksums is None else self._last.checksums.engine
+        if self._checksum is not None:
+            proof.write(self._staging, Proof(target.sha256, self._checksum))
         return self._last
 
     def held(self) -> HeldVersion | None:
@@ -204,7 +207,7 @@ class SglangServer:
         if about.label != str(held.version):
             self._control.set_label(str(held.version), self._options.step_timeout_s)
         self._control.resume(self._options.step_timeout_s)  # whoever paused it may have died
-        self._held = held
+        self._held, self._checksum = held, known.checksum
         self._mirror.settle(held)
 
     def _check_going(self) -> None:
@@ -228,48 +231,33 @@ class SglangServer:
 
     def _pull(self, version: int | None, *, repair: bool) -> AppliedVersion:
         """Bring the checkpoint to a version; what the server lacks of it is kept."""
-        if not repair:
-            return self._receiver.sync(version)
         try:
-            pulled = self._receiver.sync(version)
-            held = self._mirror.held()
-            if held is not None:
-                verify_engine(self._mirror, held.manifest)
+            return self._receiver.sync(version)
         except (VerifyError, LayoutError):
-            pulled = self._receiver.sync(version, repair=True)
-        return pulled
+            if not repair:
+                raise
+        return self._receiver.sync(version, repair=True)
 
-    def _change(self, about: Server) -> Change:
-        """Choose how to put in what the server lacks, and stage it."""
-        pending = self._mirror.pending
-        if pending is None:
-            self._check_names(about)
-            return FromDirectory(self._mirror.path, None)
-        has_loader = LOADER in about.loaders
-        if self._route == "in_place" and not has_loader:
-            raise ConfigError(
-                f"route 'in_place': expected the server to have --custom-weight-loader {LOADER}, found "
-                f"{list(about.loaders)}; start it with that, or use the route 'disk'"
+    def _staged(self, lack: Lack) -> Change:
+        """Stage what the server lacks; a damaged checkpoint is repaired, if all of it is to be loaded.
+
+        Raises:
+            VerifyError: changes do not lead to the version: all of it is to be loaded next time.
+        """
+
+        def change() -> Change:
+            return change_of(
+                lack, self._mirror, self._route, lambda: self._joined(lack.about.tensor_ranks)
             )
-        if has_loader and self._route in ("auto", "in_place"):
-            return InPlace(self._staging, self._mirror.path, pending, about.tensor_ranks)
-        if self._route == "plugin":
-            return InPlace(
-                self._staging, self._mirror.path, pending, about.tensor_ranks, hooked=True
-            )
-        self._check_names(about)
-        mirror, metas = self._mirror, self._mirror.tensors()
-        if self._route in ("memory", "distributed", "nccl"):
-            buckets = cut(mirror.changed, metas)
-            if self._route == "memory":
-                return FromMemory(buckets, mirror.view, mirror.before, about.tensor_ranks)
-            group = self._joined(about.tensor_ranks)
-            return FromBroadcast(group, buckets, mirror.view, mirror.before)
-        new, old = self._staging / "new", self._staging / "old"
-        names = with_partners(mirror.changed, metas)
-        partial.write(new, metas, names, mirror.view, mirror.path)
-        partial.write(old, metas, names, mirror.before, mirror.path)
-        return FromDirectory(new, old)
+
+        try:
+            return change()
+        except VerifyError:
+            self._mirror.lose()
+            if lack.pending is not None:
+                raise
+        self._receiver.sync(lack.target.version, repair=True)
+        return change()
 
     def _joined(self, ranks: int) -> Group:
         """Return the group with this server's ranks; it lasts as long as nothing fails."""
@@ -283,32 +271,9 @@ class SglangServer:
             )
         return self._group
 
-    def _check_names(self, about: Server) -> None:
-        """Check that what the server was loaded from has the tensors that it is about to be given.
-
-        Raises:
-            LayoutError: it has others, or its directory cannot be seen from here.
-        """
-        loaded = Path(about.model_path)
-        if loaded.resolve() == self._mirror.path.resolve() or self._staging in (
-            loaded,
-            *loaded.parents,
-        ):
-            return
-        try:
-            found = CheckpointFiles(loaded).metas()
-        except (SynclineError, OSError) as error:
-            raise LayoutError(
-                f"the server was loaded from {loaded}, which cannot be read here ({error}), so it is not known "
-                f"whether its tensors are those of {self._mirror.path}; start it from that directory"
-            ) from error
-        held = self._mirror.held()
-        if held is not None:
-            check_layout(found, held.manifest)
-
     def _doubt(self) -> None:
         """Note that the server may have been started anew, or written by somebody else: checksums will tell."""
-        self._held = None
+        self._held = self._checksum = None
         self._mirror.lose()
         if self._group is not None:
             self._group.close()

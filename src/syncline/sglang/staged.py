@@ -10,6 +10,7 @@ what it raises.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Any, Literal, cast
 
 from syncline.errors import CommitError, FormatError
 from syncline.format import strict_json
+from syncline.types import Fingerprint
 from syncline.version import PartEntry
 
 Act = Literal["check", "apply", "undo"]
@@ -26,6 +28,7 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 ORDER = "order.json"
 _LIMIT_BYTES = 64 << 20
 _LOOK_S = 0.005
+_FINGERPRINT = re.compile("[0-9a-f]{32}")
 _ACTS = ("check", "apply", "undo")
 
 
@@ -38,12 +41,15 @@ class Order:
         act: `check` that the changes fit, and write nothing; `apply` them; `undo` them.
         checkpoint: directory with every tensor as it is after the changes.
         journals: the changes, in order: name inside the staging directory, size, digest.
+        prints: of every changed tensor, and of those that are loaded with it: fingerprint before the changes,
+            and after them.
     """
 
     identity: str
     act: Act
     checkpoint: str
     journals: tuple[PartEntry, ...]
+    prints: Mapping[str, tuple[Fingerprint, Fingerprint]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,9 @@ def write_order(directory: Path, order: Order) -> None:
         "act": order.act,
         "checkpoint": order.checkpoint,
         "journals": [[part.path, part.size_bytes, part.sha256] for part in order.journals],
+        "prints": {
+            name: [before.hex(), after.hex()] for name, (before, after) in order.prints.items()
+        },
     }
     _replace(directory / ORDER, strict_json.dump(document))
 
@@ -94,7 +103,7 @@ def read_order(directory: Path) -> Order:
     found = _read(directory / ORDER)
     journals = []
     for one in strict_json.items(found.get("journals"), where):
-        path, size_bytes, sha256 = strict_json.items(one, where)
+        path, size_bytes, sha256 = _some(3, one, where)
         if not isinstance(path, str) or "/" in path or not isinstance(sha256, str):
             raise FormatError(f"{where}: found a journal {one!r:.200}")
         journals.append(PartEntry(path, strict_json.integer(size_bytes, where), sha256))
@@ -106,6 +115,10 @@ def read_order(directory: Path) -> Order:
         cast("Act", act),
         str(found.get("checkpoint")),
         tuple(journals),
+        {
+            name: _prints(pair, where)
+            for name, pair in strict_json.members(found.get("prints"), where).items()
+        },
     )
 
 
@@ -147,9 +160,29 @@ def wait_answers(directory: Path, order: str, ranks: int, timeout_s: float) -> N
 
 
 def forget_answers(directory: Path) -> None:
-    """Remove the answers of earlier orders."""
-    for path in directory.glob("answer-*.json"):
-        path.unlink(missing_ok=True)
+    """Remove the answers of earlier orders.
+
+    Raises:
+        CommitError: the system refuses.
+    """
+    try:
+        for path in directory.glob("answer-*.json"):
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise CommitError(f"{path} cannot be removed: {error.strerror}") from error
+
+
+def forget_order(directory: Path) -> None:
+    """Remove the order and its answers: a rank that comes to it late does nothing.
+
+    Raises:
+        CommitError: the system refuses.
+    """
+    try:
+        (directory / ORDER).unlink(missing_ok=True)
+    except OSError as error:
+        raise CommitError(f"{directory / ORDER} cannot be removed: {error.strerror}") from error
+    forget_answers(directory)
 
 
 def has_answers(directory: Path) -> bool:
@@ -162,7 +195,7 @@ def _answered(path: Path) -> Answer:
     found = _read(path)
     held = {}
     for name, value in strict_json.members(found.get("held"), where).items():
-        grid, boxes = strict_json.items(value, where)
+        grid, boxes = _some(2, value, where)
         held[name] = (_sides(grid, where), tuple(_box(box, where) for box in _list(boxes, where)))
     error = found.get("error")
     return Answer(
@@ -177,13 +210,31 @@ def _answered(path: Path) -> Answer:
     )
 
 
+def _prints(value: object, where: str) -> tuple[Fingerprint, Fingerprint]:
+    before, after = (_print(one, where) for one in _some(2, value, where))
+    return before, after
+
+
+def _print(value: object, where: str) -> Fingerprint:
+    if not isinstance(value, str) or _FINGERPRINT.fullmatch(value) is None:
+        raise FormatError(f"{where}: expected a fingerprint, found {value!r:.80}")
+    return Fingerprint.from_hex(value)
+
+
 def _box(value: object, where: str) -> Box:
-    start, shape = strict_json.items(value, where)
+    start, shape = _some(2, value, where)
     return _sides(start, where), _sides(shape, where)
 
 
 def _sides(value: object, where: str) -> tuple[int, ...]:
     return tuple(strict_json.integer(side, where) for side in _list(value, where))
+
+
+def _some(count: int, value: object, where: str) -> Sequence[object]:
+    found = strict_json.items(value, where)
+    if len(found) != count:
+        raise FormatError(f"{where}: expected a list of {count}, found {found!r:.200}")
+    return found
 
 
 def _list(value: object, where: str) -> Sequence[object]:

@@ -44,6 +44,15 @@ class Kept:
             found |= part_format.load(raw, manifest, index)
         return found
 
+    def part(self, path: str) -> dict[str, memoryview]:
+        """Return the payloads in one part by the names in its header."""
+        file = self._parts[path]
+        with temporary_file():
+            file.seek(0)
+            raw = memoryview(file.read())
+        header = part_format.read_header(raw, raw.nbytes, path)
+        return {name: raw[slot.start : slot.stop] for name, slot in header.slots.items()}
+
     def close(self) -> None:
         """Forget them all."""
         parts, self._parts = self._parts, {}

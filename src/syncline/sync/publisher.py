@@ -20,11 +20,11 @@ from syncline.sync.fetch import files_of, manifest_bytes
 from syncline.sync.full import FullWriter
 from syncline.sync.kept import Kept
 from syncline.sync.layout import check_slime_run
-from syncline.sync.live import Courier, Goods
+from syncline.sync.live import Courier, Goods, Whole
 from syncline.sync.meeting import Meeting, meet
 from syncline.sync.metered import MeteredStore
 from syncline.sync.notify import clients, notify
-from syncline.sync.options import PublisherOptions
+from syncline.sync.options import named
 from syncline.sync.ownership import Ownership
 from syncline.sync.phases import Phases
 from syncline.sync.receiver import Receiver
@@ -90,7 +90,7 @@ class Publisher:
         **options: Any,
     ) -> None:
         check_kind("store", store, Store)
-        self.options = PublisherOptions(**options)
+        self.options = named(options)
         self._live = None if live is None else self._courier(live, observe)
         self._told = clients(self.options.notify, self.options.notify_token_env)
         if self.options.layout == "slime":
@@ -229,8 +229,12 @@ class Publisher:
         goods = Goods(
             held=held,
             raw=manifest_bytes(self._store, held),
-            bits=snapshot.bits,
-            payloads=None if kept is None else partial(kept.payloads, held.manifest),
+            kinds=("full",) if kept is None else ("full", "delta"),
+            sender=Whole(
+                [entry.meta for entry in held.manifest.tensors],
+                snapshot.bits,
+                None if kept is None else partial(kept.payloads, held.manifest),
+            ),
             files=self._files,
         )
         try:

@@ -15,7 +15,6 @@ from syncline.errors import (
     CommitError,
     ConfigError,
     OutcomeUnknownError,
-    SynclineError,
     TornUpdateError,
     TransportTimeoutError,
 )
@@ -153,7 +152,7 @@ def _take_back(control: Control, old_label: str, step_s: float, error: BaseExcep
         control.resume(step_s)
     except TornUpdateError:
         raise
-    except SynclineError as second:
+    except Exception as second:  # whatever it is: the engine is not as it was
         raise OutcomeUnknownError(
             f"the update failed ({type(error).__name__}: {error}), and whether it was taken back is not known "
             f"({type(second).__name__}: {second}); what vLLM serves is not known until an update succeeds"

@@ -8,6 +8,7 @@ from syncline.abc import Store
 from syncline.errors import OutcomeUnknownError, SynclineError, TornUpdateError
 from syncline.sync.layout import own_history
 from syncline.sync.named import is_named
+from syncline.sync.ours import as_commit_error
 from syncline.version import HeldVersion
 from syncline.vllm.commit import CommitOptions, Committed, bring
 from syncline.vllm.control import Control
@@ -40,9 +41,10 @@ class VllmServer:
         """Bring the vLLM to a version, by default the store's current one; see `commit.bring`."""
         target = own_history(self._store).target(version)
         try:
-            self._last = bring(
-                self._control, self._url, target.version, self._options, repair=repair
-            )
+            with as_commit_error("the update failed, and the vLLM serves what it served"):
+                self._last = bring(
+                    self._control, self._url, target.version, self._options, repair=repair
+                )
         except (TornUpdateError, OutcomeUnknownError):
             self._held = None
             raise

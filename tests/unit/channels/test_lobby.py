@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from syncline.channels import SharedMemoryInlet, SharedMemoryOutlet, shared_memory
+from syncline.channels import SharedMemoryInlet, SharedMemoryOutlet, buffers
 from syncline.channels.lobby import Lobby, join
 from syncline.channels.sockets import SocketChannel
 from syncline.errors import (
@@ -238,13 +238,13 @@ def test_buffers_that_could_be_shrunk_are_refused(path, monkeypatch):
         os.ftruncate(fd, nbytes)
         return fd
 
-    monkeypatch.setattr(shared_memory, "anonymous_file", unsealed)
+    monkeypatch.setattr(buffers, "anonymous_file", unsealed)
     with closing(SharedMemoryOutlet(str(path))) as outlet:
         inlet = SharedMemoryInlet(str(path), name="a", timeout_s=WAIT_S)
         inlet.channel()
         outlet.wait(1, WAIT_S)
         with ThreadPoolExecutor() as pool:
-            taking = pool.submit(next, inlet.buckets([10]))
+            taking = pool.submit(lambda: next(inlet.buckets([10])))
             with pytest.raises(TransportError), outlet.round(["a"], [10], 1.0):
                 raise AssertionError("the round began")
             with pytest.raises(FormatError, match="nobody can shrink"):

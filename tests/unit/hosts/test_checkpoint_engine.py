@@ -188,3 +188,13 @@ def test_what_is_refused_before_anything_is_asked(job, pulled, tmp_path, monkeyp
     with pytest.raises(ConfigError, match="deletes"):
         CheckpointEngine(job.sockets).hand_over(pulled[1], timeout_s=5)
     assert job.asked == []
+
+
+def test_why_it_was_not_registered_is_said_also_where_it_cannot_be_taken_back(
+    job, pulled, monkeypatch
+):
+    job.fails[1, "files"] = "500"
+    servers = CheckpointEngine(job.sockets)
+    monkeypatch.setattr("syncline.hosts.checkpoint_engine._TAKE_BACK_S", 0.0)
+    with pytest.raises(EndpointError, match="on purpose"):
+        servers.hand_over(pulled[1], timeout_s=30)

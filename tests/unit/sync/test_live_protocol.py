@@ -189,11 +189,25 @@ def test_what_is_no_message_is_refused(raw, words):
         messages.receive(other, (messages.OFFER,), None, WAIT_S)
 
 
+@pytest.mark.parametrize(
+    ("lanes", "sources"),
+    [(["there"], []), ([], [0]), (["there"], [2, 0]), (["there"], [0]), (["there"], [0, 0, 1])],
+)
+def test_senders_that_are_not_one_for_each_bucket_are_refused(trainer, monkeypatch, lanes, sources):
+    def spoil(kind: str, fields: Any, blobs: Any) -> None:
+        if kind == messages.LOAD:
+            fields |= {"lanes": lanes, "sources": sources}
+
+    spoiled(monkeypatch, spoil)
+    refused(trainer, FormatError, "sources must be")
+
+
 def test_what_belongs_to_an_attempt_that_was_given_up_is_dropped():
     one, other = MemoryChannel.pair()
     messages.send(one, messages.VOTE, 1, {"error": "late", "is_own": False})
     one.send(json.dumps({"opened": 3}).encode())
-    messages.send(one, messages.LOAD, 1, {"kind": "full", "files": []}, [b"raw bytes", b"{"])
+    load = {"kind": "full", "files": [], "lanes": [], "sources": []}
+    messages.send(one, messages.LOAD, 1, load, [b"raw bytes", b"{"])
     messages.send(one, messages.VOTE, 2, {"error": None, "is_own": False})
     found = messages.receive(other, (messages.VOTE,), 2, WAIT_S)
     assert (found.generation, found.fields["error"]) == (2, None)

@@ -549,7 +549,7 @@ def test_any_layout_publishes_what_one_process_would(seed: int, ranks: int) -> N
 def test_what_is_damaged_between_ranks_is_found(
     full: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from syncline.sync.sharded import changes, publisher, rounds
+    from syncline.sync.sharded import changes, gathering, publisher
 
     run = Run()
     before = run.tensors
@@ -559,12 +559,12 @@ def test_what_is_damaged_between_ranks_is_found(
         raw[-1] ^= len(raw) > 200  # the last of the new bits, where there are any
         return bytes(raw)
 
-    def value(self: Any, piece: Any, meta: TensorMeta) -> bytes:
-        return bytes(len(whole(self, piece, meta)))
+    def zeros(self: Any, meta: TensorMeta, start: int, count: int) -> list[bytes]:
+        return [bytes(len(piece)) for piece in whole(self, meta, start, count)]
 
-    whole = rounds.Rounds._value
+    whole = gathering.Gathering.pieces
     if full:
-        monkeypatch.setattr(rounds.Rounds, "_value", value)
+        monkeypatch.setattr(gathering.Gathering, "pieces", zeros)
     else:
         monkeypatch.setattr(publisher, "pack", packed)
     run.change()

@@ -9,10 +9,11 @@ from functools import partial
 import numpy as np
 
 from syncline import device, kernels
-from syncline.abc import Buffer, Inlet
+from syncline.abc import Buffer
 from syncline.errors import TransportError
 from syncline.format.bucket import Bucket, Cargo, Piece
 from syncline.sync.decode import Decoded, DecodedSpan, changed_units, to_record
+from syncline.sync.live.lanes import Lanes
 from syncline.sync.phases import Phases
 from syncline.sync.slices import Slice, in_batches
 from syncline.types import WINDOW_UNITS, Bits, Span, TensorMeta, unsigned
@@ -27,9 +28,9 @@ class Arriving:
     """
 
     def __init__(
-        self, inlet: Inlet, cargo: Cargo, phases: Phases, on_bytes: Callable[[int], None]
+        self, lanes: Lanes, cargo: Cargo, phases: Phases, on_bytes: Callable[[int], None]
     ) -> None:
-        self._inlet = inlet
+        self._lanes = lanes
         self._cargo = cargo
         self._phases = phases
         self._on_bytes = on_bytes
@@ -39,7 +40,7 @@ class Arriving:
     def abandon(self) -> None:
         """End the round for everybody if it was never begun here, so that nobody waits for this engine."""
         if self._sizes and not self._has_begun:
-            with suppress(TransportError), closing(self._inlet.buckets(self._sizes)) as coming:
+            with suppress(TransportError), closing(self._lanes.buckets(self._sizes)) as coming:
                 next(coming)
 
     def payloads(self, manifest: Manifest) -> Generator[tuple[TensorEntry, Buffer], None, None]:
@@ -96,7 +97,7 @@ class Arriving:
     def _buckets(self) -> Generator[tuple[Bucket, Bits], None, None]:
         """Yield each bucket and its bytes in host memory, which are valid until the next is asked for."""
         self._has_begun = True
-        with closing(self._inlet.buckets(self._sizes)) as coming:
+        with closing(self._lanes.buckets(self._sizes)) as coming:
             for bucket in self._cargo.buckets:
                 if not bucket.nbytes:
                     yield bucket, np.empty(0, np.uint8)

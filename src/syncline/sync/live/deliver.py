@@ -11,9 +11,10 @@ from syncline.choice import against
 from syncline.errors import ConfigError, PeerLostError, SynclineError, TransportError
 from syncline.format import cargo as cargo_format
 from syncline.format import digest
+from syncline.format.bucket import Bucket
 from syncline.sync.accounting import Moved
 from syncline.sync.live import messages
-from syncline.sync.live.goods import Goods, loaded, pieces_of
+from syncline.sync.live.goods import Goods
 from syncline.sync.phases import Phases
 from syncline.sync.reports import Delivery
 from syncline.types import Step
@@ -201,7 +202,7 @@ class _Attempt:
     def _offer(self, goods: Goods, kinds: Sequence[Kind]) -> dict[str, tuple[str, bool]]:
         """Return by engine what it needs, and whether it needs the files, too."""
         manifest, table = goods.raw
-        allowed = [kind for kind in kinds if kind == "full" or goods.payloads is not None]
+        allowed = [kind for kind in kinds if kind in goods.kinds]
         fields = {
             "sha256": goods.held.sha256,
             "has_table": table is not None,
@@ -234,13 +235,19 @@ class _Attempt:
         needs_files: bool,
         phases: Phases,
     ) -> None:
-        cargo, bits = loaded(goods, kind, bucket_bytes, self._generation)
+        cargo, sources = goods.cargo(kind, bucket_bytes, self._generation)
         files = goods.files if needs_files else {}
         fields = {
             "kind": kind,
             "files": [
                 {"path": path, "size_bytes": len(raw), "sha256": digest.sha256(raw)}
                 for path, raw in sorted(files.items())
+            ],
+            "lanes": list(goods.sender.lanes),
+            "sources": [
+                source
+                for source, each in zip(sources, cargo.buckets, strict=True)
+                if each.nbytes and goods.sender.lanes
             ],
         }
         blobs = [cargo_format.dump(cargo), *(files[path] for path in sorted(files))]
@@ -250,17 +257,24 @@ class _Attempt:
                 self._say(name, messages.LOAD, fields, blobs)
             self._hear_ready(names)
             self._observe(Step("deliver.ready"))
-            sizes = [each.nbytes for each in cargo.buckets if each.nbytes]
-            if not sizes:
+            if not cargo.nbytes:
                 return
-            with self._outlet.round(names, sizes, self._timeout_s) as give:
-                self._observe(Step("deliver.opened"))
-                done_bytes = 0
-                for size, pieces in zip(sizes, pieces_of(cargo, bits), strict=True):
-                    give(pieces)
-                    self.wire_bytes += size * len(names)
-                    done_bytes += sum(int(piece.nbytes) for _, piece in pieces)
-                    self._observe(Step("deliver.bucket_sent", done_bytes, cargo.nbytes))
+            done_bytes = 0
+
+            def on_sent(each: Bucket) -> None:
+                nonlocal done_bytes
+                self.wire_bytes += each.nbytes * len(names)
+                done_bytes += each.nbytes
+                self._observe(Step("deliver.bucket_sent", done_bytes, cargo.nbytes))
+
+            goods.sender.send(
+                self._outlet,
+                cargo,
+                names,
+                self._timeout_s,
+                lambda: self._observe(Step("deliver.opened")),
+                on_sent,
+            )
             self._observe(Step("deliver.sent"))
         self.kinds.add(kind)
         self.served += names

@@ -3,7 +3,8 @@
     trainer                                   engine
     offer   which version, its manifest  ->
                                          <-   answer   what it needs: nothing, delta, full
-    load    what is in the buckets       ->
+    load    what is in the buckets, and  ->
+            which trainer rank sends each
                                          <-   ready    that is what the version has
             the buckets, by `Outlet`     ->            and `Inlet`
                                          <-   vote     all of it is decoded and proved; or why not, and
@@ -33,7 +34,7 @@ VOTE, VERDICT, DONE = "vote", "verdict", "done"
 _KEYS: Mapping[str, tuple[str, ...]] = {
     OFFER: ("sha256", "has_table", "allowed"),
     ANSWER: ("wants", "needs_files"),
-    LOAD: ("kind", "files"),
+    LOAD: ("kind", "files", "lanes", "sources"),
     READY: (),
     BREAK: (),
     VOTE: ("error", "is_own"),

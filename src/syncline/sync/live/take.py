@@ -11,6 +11,7 @@ from syncline.abc import Channel, Engine, Inlet, Observe
 from syncline.errors import (
     BaseVersionError,
     CommitError,
+    ConfigError,
     FormatError,
     PeerLostError,
     SynclineError,
@@ -27,6 +28,7 @@ from syncline.sync.decode import DeltaDecoder
 from syncline.sync.history import is_same_weights
 from syncline.sync.live import messages
 from syncline.sync.live.arriving import Arriving
+from syncline.sync.live.lanes import lanes_of
 from syncline.sync.live.messages import Message
 from syncline.sync.phases import Phases
 from syncline.sync.proof import proved, proved_spans
@@ -185,10 +187,11 @@ class Taker:
             check_layout(metas, at.manifest)
         if base is not None:
             check_link(at.manifest, base)
+        lanes = lanes_of(load.fields, self._inlet, sum(each.nbytes > 0 for each in cargo.buckets))
         self.kind = cargo.kind
         self._send(messages.READY, {})
         self._observe(Step("take.loading", 0, cargo.nbytes))
-        arriving = Arriving(self._inlet, cargo, self._phases, self._arrived)
+        arriving = Arriving(lanes, cargo, self._phases, self._arrived)
         try:
             self._into_engine(arriving, at, base, files if not metas else None)
         except BaseException:
@@ -267,7 +270,10 @@ class Taker:
         return self._channel
 
     def _send(self, kind: str, fields: Mapping[str, object]) -> None:
-        messages.send(self._open_channel(), kind, self._generation, fields)
+        try:
+            messages.send(self._open_channel(), kind, self._generation, fields)
+        except ConfigError as error:  # another thread has closed the inlet
+            raise PeerLostError(f"this engine has left: {error}") from error
 
     def _hear(self, kinds: tuple[str, ...]) -> Message:
         return messages.receive(

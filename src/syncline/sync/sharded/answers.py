@@ -14,7 +14,7 @@ from syncline.types import ZERO, Fingerprint
 from syncline.version import Kind
 
 _LIMIT_BYTES = 1 << 28
-PROOF_KEYS = ("layout", "fingerprints")
+PROOF_KEYS = ("layout", "fingerprints", "live")
 _START_KEYS = ("run_id", "epoch", "version", "sha256")
 _ANSWER_KEYS = ("report", "is_anchor_due", "drift")
 _DRIFT_KEYS = ("name", "box", "first", "second")
@@ -116,14 +116,14 @@ class Answer:
         return self.report
 
 
-def proof_message(layout: str, proof: Mapping[str, Fingerprint] | None) -> bytes:
-    """Return what a rank tells of its beginning: which layout, and what it holds of a version."""
+def proof_message(layout: str, proof: Mapping[str, Fingerprint] | None, live: str | None) -> bytes:
+    """Return what a rank tells of its beginning: which layout, what it holds of a version, where engines join."""
     found = (
         None
         if proof is None
         else {name: value.hex() for name, value in proof.items() if value != ZERO}
     )
-    return strict_json.dump({"layout": layout, "fingerprints": found})
+    return strict_json.dump({"layout": layout, "fingerprints": found, "live": live})
 
 
 def fields_of(raw: bytes, where: str, keys: tuple[str, ...]) -> strict_json.Fields:

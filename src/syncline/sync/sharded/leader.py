@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from syncline.abc import Observe, Store
 from syncline.errors import (
     BaseVersionError,
+    ConfigError,
     FormatError,
     OutcomeUnknownError,
     PlanDisagreementError,
@@ -16,7 +17,9 @@ from syncline.errors import (
 from syncline.format import strict_json
 from syncline.layouts import Layout, check
 from syncline.layouts.coverage import holders
-from syncline.sync.fetch import files_of
+from syncline.sync.fetch import files_of, manifest_bytes
+from syncline.sync.live import Goods
+from syncline.sync.live.goods import Sender
 from syncline.sync.options import PublisherOptions
 from syncline.sync.ownership import Ownership
 from syncline.sync.phases import Phases
@@ -49,6 +52,21 @@ class Leader:
         self._base: HeldVersion | None = None
         self._deltas = 0
         self._copies: list[Moved] = []
+        self.lanes: tuple[str, ...] = ()
+        self.payloads: dict[str, int] = {}
+
+    def goods(self, sender: Sender) -> Goods:
+        """Return the current version as a live path takes it.
+
+        Raises:
+            ConfigError: there is none yet. StoreError: its manifest cannot be read back.
+        """
+        if self._base is None:
+            raise ConfigError("expected a version to deliver, found none")
+        kinds: tuple[Kind, ...] = ("full", "delta") if self.payloads else ("full",)
+        return Goods(
+            self._base, manifest_bytes(self._store, self._base), kinds, sender, self._files
+        )
 
     def start(self, proofs: list[bytes], files: Mapping[str, bytes] | None) -> bytes:
         """Return where ranks begin, if what all of them hold together is the store's current version.
@@ -62,6 +80,7 @@ class Leader:
         """
         head, history = self._owner.head, self._owner.history()
         total = _total(proofs)
+        self.lanes = _lanes(proofs)
         self._base = history.current
         self._files = files_of(history) if files is None else files
         if self._base is not None:
@@ -99,6 +118,7 @@ class Leader:
         with phases("commit"):
             version = self._commit(kind, sorted(parts, key=lambda part: part.path), entries, phases)
         self._deltas = 0 if kind == "full" else self._deltas + 1
+        self.payloads = {name: n for result in found for name, n in result.payloads.items()}
         every = self._options.anchor_every
         is_due = every is not None and self._deltas >= every
         return Answer(report_of(version), is_due).dump()
@@ -188,6 +208,23 @@ class Leader:
             ) from error
         if self._owner.head.manifest_sha256 != version.sha256:
             raise lost
+
+
+def _lanes(proofs: list[bytes]) -> tuple[str, ...]:
+    """Return where engines join the ranks behind the first; nothing where there is no live path."""
+    told = [fields_of(raw, "a rank's beginning", PROOF_KEYS) for raw in proofs]
+    addresses = [None if fields["live"] is None else fields.text("live") for fields in told]
+    found = tuple(address for address in addresses if address is not None)
+    if found and len(found) < len(proofs):
+        without = [rank for rank, address in enumerate(addresses) if address is None]
+        raise PlanDisagreementError(
+            f"live: expected an outlet on every rank or on none, ranks {without} have none"
+        )
+    if len(set(found)) < len(found):
+        raise PlanDisagreementError(
+            f"live: expected an address of its own for every rank, found {list(found)}"
+        )
+    return found[1:]
 
 
 def _total(proofs: list[bytes]) -> Fingerprint | None:

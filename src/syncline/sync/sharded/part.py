@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from syncline.sync.writer import VersionWriter
 from syncline.types import WINDOW_UNITS, ZERO, Bits, Fingerprint, TensorMeta, Window
 from syncline.version import PartEntry, TensorEntry
 
-_KEYS = ("part", "tensors", "drifted")
+_KEYS = ("part", "tensors", "drifted", "payloads")
 _PART_KEYS = ("path", "size_bytes", "sha256")
 _COPY_KEYS = ("name", "box", "first", "second")
 _LIMIT_BYTES = 1 << 28
@@ -50,11 +50,16 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a rank tells the leader: its part and the tensors in it, or what keeps it from writing one."""
+    """What a rank tells the leader: its part and the tensors in it, or what keeps it from writing one.
+
+    Attributes:
+        payloads: bytes of each payload, where these are to go to engines on a live path, too.
+    """
 
     part: PartEntry | None = None
     tensors: tuple[TensorEntry, ...] = ()
     drifted: tuple[Drift, ...] = ()
+    payloads: Mapping[str, int] = field(default_factory=dict)
 
     def dump(self) -> bytes:
         """Return the result as JSON."""
@@ -69,6 +74,7 @@ class Result:
                     {"name": d.name, "box": d.box, "first": d.first, "second": d.second}
                     for d in self.drifted
                 ],
+                "payloads": dict(self.payloads),
             }
         )
 
@@ -93,7 +99,12 @@ class Result:
             Drift(row.text("name"), row.integer("box"), row.integer("first"), row.integer("second"))
             for row in rows
         )
-        return cls(part, table.entries_of(fields["tensors"], where), drifted)
+        told = strict_json.members(fields["payloads"], where)
+        payloads = {
+            name: strict_json.integer(size, f"{where}: payload of {name!r:.80}")
+            for name, size in told.items()
+        }
+        return cls(part, table.entries_of(fields["tensors"], where), drifted, payloads)
 
 
 WindowsOf = Callable[[TensorMeta], Iterator[Window]]

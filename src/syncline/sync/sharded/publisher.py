@@ -8,8 +8,8 @@ from functools import partial
 from os import PathLike
 from typing import Any
 
-from syncline.abc import Observe, Store, ignore
-from syncline.errors import ConfigError, OutcomeUnknownError, SynclineError
+from syncline.abc import Observe, Outlet, Store, ignore
+from syncline.errors import ConfigError, OutcomeUnknownError, SynclineError, TransportError
 from syncline.format import names
 from syncline.layouts import Layout
 from syncline.sources import CheckpointSource
@@ -17,8 +17,9 @@ from syncline.sync.accounting import Moved
 from syncline.sync.checks import check_kind
 from syncline.sync.detect import dense_windows
 from syncline.sync.history import History
+from syncline.sync.kept import Kept
 from syncline.sync.metered import MeteredStore
-from syncline.sync.options import PublisherOptions
+from syncline.sync.options import PublisherOptions, named
 from syncline.sync.ownership import check_owned
 from syncline.sync.phases import Phases
 from syncline.sync.reports import PublishReport
@@ -27,6 +28,7 @@ from syncline.sync.sharded.changes import RankChanges, check_sum, pack, unpack
 from syncline.sync.sharded.leader import Leader
 from syncline.sync.sharded.part import SPARSE_ENCODINGS, Drift, PartWriter, Result, WindowsOf
 from syncline.sync.sharded.ranks import Ranks
+from syncline.sync.sharded.road import Road
 from syncline.sync.sharded.rounds import Rounds
 from syncline.sync.sharded.shard import Shard
 from syncline.sync.sharded.shares import Copy, shares
@@ -52,6 +54,9 @@ class ShardedPublisher:
             becomes version 1; else it must hold the current version (`syncline pull` brings it there).
             None: only in an empty store; the first `publish` makes version 1 from the shards.
         observe: told of this rank's steps.
+        live: a live path to engines that are there: every rank has an outlet of one kind, with an address of
+            its own. Engines join rank 0's alone, and find the others. Every version that `publish` commits goes
+            straight to them; see `PublishReport.delivery`.
         options: the fields of `PublisherOptions`. `encoding` is `auto`, `packed` or `indices`. A rank writes
             one part and compares in host memory: `part_bytes` and `device_copy` are not used.
 
@@ -73,10 +78,16 @@ class ShardedPublisher:
         *,
         base: str | PathLike[str] | None = None,
         observe: Observe | None = None,
+        live: Outlet | None = None,
         **options: Any,
     ) -> None:
         check_kind("store", store, Store)
-        self.options = PublisherOptions(**options)
+        if "transport" in options or "topology" in options:
+            raise ConfigError(
+                "transport: a sharded publisher opens no live path by itself, since each rank needs an address by "
+                "which engines reach it; ask syncline.choose(topology, store), and give every rank an outlet as `live`"
+            )
+        self.options = named(options)
         _check_options(self.options)
         if ranks.size != len(layout.placements):
             raise ConfigError(
@@ -93,6 +104,8 @@ class ShardedPublisher:
         self._leader: Leader | None = None
         self._leftover: str | None = None
         self._is_broken = False
+        self._kept: Kept | None = None
+        self._live = None if live is None else self._road(live)
         self._start = self._begin(base)
 
     @property
@@ -118,7 +131,11 @@ class ShardedPublisher:
             VersionConflictError, StoreError: as `Publisher.publish`.
             OutcomeUnknownError: the leader is gone; make new publishers on all ranks.
         After any of them but the last, on every rank, the store's current version is the one before, and
-        the next `publish` begins from it.
+        the next `publish` begins from it. On a live path there is one more: where the leader is lost, or
+        fails, after it has committed, the others raise PeerLostError or TransportTimeoutError that says so.
+
+        An engine on the live path that does not take the version, or a rank that is lost while it is sent,
+        fails nothing: see `PublishReport.delivery`.
 
         Collective: yes. Cost: reads this rank's shards and the copy of them once; sends 8 bytes for every
         changed BF16 element that another rank encodes.
@@ -138,11 +155,34 @@ class ShardedPublisher:
         report = answer.require_report()
         wire_bytes = self._store.wire_bytes - before_bytes
         moved = Moved.of("store", report.kind, 1, wire_bytes, report.full_bytes, phases.seconds())
-        report = replace(report, moved=moved)
+        report = self._delivered(replace(report, moved=moved), phases)
         if answer.is_anchor_due:
             anchor = self._step(lambda: self._from_shards(phases), phases)
-            report = replace(report, anchor=anchor.require_report().version)
+            version = self._delivered(anchor.require_report(), phases).version
+            report = replace(report, anchor=version)
         return replace(report, seconds=phases.seconds())
+
+    def _road(self, live: Outlet) -> Road:
+        check_kind("live", live, Outlet)
+        return Road(
+            live, self._layout, self._shares, self._ranks, self._shard, self.options, self._observe
+        )
+
+    def _delivered(self, report: PublishReport, phases: Phases) -> PublishReport:
+        """Send the version that was just committed to the engines on the live path."""
+        kept, self._kept = self._kept, None
+        if self._live is None:
+            return report
+        payloads = {} if kept is None else kept.part(self._part_writer().path)
+        try:
+            delivery = self._live.deliver(self._leader, payloads, phases, report.full_bytes)
+        except TransportError:
+            self._is_broken = not self._ranks.is_leader
+            raise
+        finally:
+            if kept is not None:
+                kept.close()
+        return replace(report, delivery=delivery)
 
     def _begin(self, base: str | PathLike[str] | None) -> Start:
         """Agree on the layout, take the store over, fill the copies, and prove that they are the version's."""
@@ -152,7 +192,8 @@ class ShardedPublisher:
             if source is not None:
                 self._shard.seed(source)
             proof = None if source is None else self._shard.proof()
-            return proof_message(self._shares.digest, proof)
+            address = None if self._live is None else self._live.address
+            return proof_message(self._shares.digest, proof, address)
 
         def decide(results: list[bytes]) -> bytes:
             files = None if source is None else source.files()
@@ -206,7 +247,13 @@ class ShardedPublisher:
         told = self._exchange(self._detect(weights, phases), phases)
         if not self._owns_something:
             return Result()
-        return self._part_writer().delta(told, self._writer(phases), phases)
+        if self._live is not None and self._live.takes_deltas:
+            self._kept = Kept()
+        result = self._part_writer().delta(told, self._writer(phases), phases)
+        if self._kept is None or result.part is None:
+            return result
+        found = self._kept.part(result.part.path)
+        return replace(result, payloads={name: raw.nbytes for name, raw in found.items()})
 
     def _first(self, weights: LocalWeights, phases: Phases) -> Result:
         with phases("read"):
@@ -289,6 +336,9 @@ class ShardedPublisher:
 
     def _put_back(self) -> None:
         self._shard.undo()
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            kept.close()
         try:
             self._remove_leftover()
         except SynclineError:
@@ -327,6 +377,7 @@ class ShardedPublisher:
             phases,
             self._observe,
             self._check_owned,
+            self._kept,
         )
 
     def _hold(self, table: Iterable[TensorEntry]) -> None:

@@ -6,20 +6,17 @@ No tensor is put together anywhere. A rank holds one window of its own and the p
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
 from syncline.errors import FormatError
 from syncline.layouts import Layout
-from syncline.layouts.blocks import Block, Box, Run, flat_boxes, overlap, part, run_of
-from syncline.layouts.dense import canonical_view, local_view
-from syncline.layouts.values import to_canonical
+from syncline.sync.sharded.gathering import Gathering, Told
 from syncline.sync.sharded.part import full_order
 from syncline.sync.sharded.ranks import Ranks
 from syncline.sync.sharded.shard import Shard
 from syncline.sync.sharded.shares import Shares
-from syncline.types import WINDOW_UNITS, Bits, TensorMeta, Window, unsigned
+from syncline.types import WINDOW_UNITS, Bits, TensorMeta, Window
 
 Place = tuple[TensorMeta, int]
 """A window: its tensor, and where it begins."""
@@ -35,19 +32,9 @@ class Rounds:
     """
 
     def __init__(self, layout: Layout, shares: Shares, ranks: Ranks, shard: Shard) -> None:
-        self._catalog = layout.catalog
-        self._shares = shares
         self._ranks = ranks
-        self._bits = shard.bits()
+        self._gathering = Gathering(layout, shares, shard)
         self._schedule = {writer: _places(layout, shares, writer) for writer in shares.writers}
-        self._mine: dict[str, list[Block]] = {}
-        for held in (held for blocks in shares.blocks.values() for held in blocks):
-            if held.is_answered:
-                block = held.run.block
-                self._mine.setdefault(block.name, []).append(block)
-        # Both sides take a rank's pieces in the order of their boxes; local tensors may lie in another.
-        for blocks in self._mine.values():
-            blocks.sort(key=_box)
         self._done = 0
         self._unconfirmed: set[int] = set()
 
@@ -75,11 +62,10 @@ class Rounds:
             if number >= len(places):
                 continue
             meta, start = places[number]
-            blocks = self._mine.get(meta.name, [])
-            pieces = [run for block in blocks for run in self._within(block, meta, start)]
+            pieces = self._gathering.pieces(meta, start, _units(meta, start))
             if not pieces:
                 continue
-            message = b"".join(self._value(run, meta) for run in pieces)
+            message = b"".join(pieces)
             if writer == self._ranks.rank:
                 own = message
                 continue
@@ -95,14 +81,9 @@ class Rounds:
 
     def _window(self, meta: TensorMeta, start: int, own: bytes | None) -> Bits:
         """Return a window of a tensor that this rank writes, out of the ranks' pieces."""
-        stop = min(start + WINDOW_UNITS, meta.unit_count)
-        window = np.empty(stop - start, unsigned(meta.unit_bytes))
-        pieces: dict[int, list[Run]] = {}
-        for rank, block in sorted(self._shares.answers[meta.name], key=lambda pair: _box(pair[1])):
-            runs = self._within(block, meta, start)
-            if runs:
-                pieces.setdefault(rank, []).extend(runs)
-        for rank, runs in pieces.items():
+        count = _units(meta, start)
+        told = {}
+        for rank, runs in self._gathering.senders(meta, start, count).items():
             message = own if rank == self._ranks.rank else None
             if message is None:
                 message = self._ranks.receive(rank, f"its piece of {meta.name}")
@@ -114,29 +95,14 @@ class Rounds:
                     f"expected {wanted_bytes}: the ranks do not have one layout",
                     tensor=meta.name,
                 )
-            place = 0
-            for run in runs:
-                nbytes = run.block.count * meta.unit_bytes
-                values = np.frombuffer(message[place : place + nbytes], window.dtype)
-                there = canonical_view(replace(run, canonical=run.canonical - start), meta, window)
-                there[...] = values.reshape(there.shape)
-                place += nbytes
-        return window
-
-    def _within(self, block: Block, meta: TensorMeta, start: int) -> list[Run]:
-        """Return what of a block lies in the window of its tensor that begins at `start`."""
-        grid = self._catalog[meta.name].grid
-        count = min(WINDOW_UNITS, meta.unit_count - start)
-        boxes = (overlap(box, block.box) for box in flat_boxes(grid, start, count))
-        return [run_of(part(block, box), grid) for box in boxes if box is not None]
-
-    def _value(self, run: Run, meta: TensorMeta) -> bytes:
-        bits = local_view(run, meta, self._bits[run.block.local])
-        return to_canonical(bits, run.block, meta).tobytes()
+            told[rank] = Told(message)
+        return self._gathering.span(
+            meta, start, count, lambda rank, nbytes: told[rank].take(nbytes)
+        )
 
 
-def _box(block: Block) -> Box:
-    return block.box
+def _units(meta: TensorMeta, start: int) -> int:
+    return min(WINDOW_UNITS, meta.unit_count - start)
 
 
 def _places(layout: Layout, shares: Shares, writer: int) -> list[Place]:

@@ -1,0 +1,101 @@
+"""The ranks of a trainer that send one version, as an engine sees them: one inlet each, in a planned order."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from typing import TYPE_CHECKING
+
+from syncline.abc import Inlet
+from syncline.errors import FormatError, PeerLostError, TransportError, TransportTimeoutError
+from syncline.format import strict_json
+from syncline.types import Bits, DeviceBits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Lanes:
+    """The buckets of a version from all ranks that send some of it.
+
+    Args:
+        inlet: to the rank that leads.
+        addresses: of the further ranks.
+        sources: by which lane each bucket comes: 0 for the leader, else the place in `addresses`, from 1.
+
+    Raises:
+        FormatError: a bucket is said to come from a rank that is not there.
+        PeerLostError, TransportTimeoutError: a rank cannot be joined; names it.
+    """
+
+    def __init__(self, inlet: Inlet, addresses: Sequence[str], sources: Sequence[int]) -> None:
+        self._sources = sources
+        self._is_alone = not addresses
+        self._inlets: dict[int, Inlet] = {}
+        for source in sorted(set(sources)):
+            if not 0 <= source <= len(addresses):
+                raise FormatError(
+                    f"a load: sources must be at most {len(addresses)}, found {source}"
+                )
+            with self._naming(source):
+                self._inlets[source] = inlet if source == 0 else inlet.lane(addresses[source - 1])
+                self._inlets[source].channel()
+
+    def buckets(self, sizes: Sequence[int]) -> Generator[Bits | DeviceBits, None, None]:
+        """Take part in the rounds of all ranks; as `Inlet.buckets`, but opened with the first bucket.
+
+        What came by a lane stays until the next bucket of that lane is asked for. Errors name the rank.
+        """
+        is_whole = False
+        try:
+            yield from self._together(sizes)
+            is_whole = True
+        finally:
+            if not is_whole:
+                self._leave()
+
+    def _together(self, sizes: Sequence[int]) -> Generator[Bits | DeviceBits, None, None]:
+        with ExitStack() as stack:
+            coming = {}
+            for source, inlet in self._inlets.items():
+                its = [size for size, at in zip(sizes, self._sources, strict=True) if at == source]
+                with self._naming(source):
+                    coming[source] = stack.enter_context(closing(inlet.buckets(its)))
+            for source in self._sources:
+                with self._naming(source):
+                    there = next(coming[source])
+                yield there
+            for source, buckets in coming.items():
+                with self._naming(source):
+                    next(buckets, None)  # releases its last bucket
+
+    def _leave(self) -> None:
+        """Leave all ranks but the leader, who may not know yet that the round is over; the next round joins again."""
+        for source, inlet in self._inlets.items():
+            if source:
+                inlet.close()
+
+    @contextmanager
+    def _naming(self, source: int) -> Iterator[None]:
+        try:
+            yield
+        except (PeerLostError, TransportTimeoutError) as error:
+            if self._is_alone:
+                raise
+            raise type(error)(f"trainer rank {source}: {error}") from error
+        except TransportError as error:
+            raise PeerLostError(f"trainer rank {source}: {error}") from error
+
+
+def lanes_of(fields: strict_json.Fields, inlet: Inlet, count: int) -> Lanes:
+    """Return what a load says of who sends its `count` buckets."""
+    addresses = [str(address) for address in fields.items("lanes")]
+    rows = fields.items("sources")
+    if not addresses and not rows:
+        return Lanes(inlet, (), [0] * count)
+    if len(rows) != count:
+        raise FormatError(
+            f"a load: sources must be {count}, one for each bucket, found {len(rows)}"
+        )
+    sources = [strict_json.integer(row, "a load: sources") for row in rows]
+    return Lanes(inlet, addresses, sources)
