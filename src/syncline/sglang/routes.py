@@ -74,10 +74,15 @@ def change_of(lack: Lack, mirror: Mirror, route: Route, joined: Callable[[], Gro
             f"{list(about.loaders)}; start it with that, or use the route 'disk'"
         )
     if route == "plugin" or (has_loader and route in ("auto", "in_place")):
+        old, new = prints(lack.before), prints(lack.target)
         return InPlace(
             lack.staging,
             mirror.path,
             lack.pending,
+            {
+                name: (old[name], new[name])
+                for name in with_partners(mirror.changed, mirror.tensors())
+            },
             about.tensor_ranks,
             hooked=route == "plugin",
         )
