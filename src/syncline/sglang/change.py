@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Protocol
@@ -14,6 +14,7 @@ from syncline.sglang import staged
 from syncline.sglang.control import SglangHttp
 from syncline.sglang.proved import Loadable
 from syncline.sglang.staged import Act, Answer, Order
+from syncline.types import Fingerprint
 from syncline.version import PartEntry
 
 LOADER = "syncline.sglang.worker.load"
@@ -67,6 +68,7 @@ class InPlace:
         directory: the staging directory.
         checkpoint: with every tensor as it is after the changes.
         journals: the changes, in the staging directory.
+        prints: see `staged.Order`.
         ranks: how many there are.
         hooked: the server's load from disk is hooked by `plugin`, and is what makes the ranks look; else its
             custom weight loader is.
@@ -84,6 +86,7 @@ class InPlace:
         directory: Path,
         checkpoint: Path,
         journals: Sequence[PartEntry],
+        prints: Mapping[str, tuple[Fingerprint, Fingerprint]],
         ranks: int,
         *,
         hooked: bool = False,
@@ -92,6 +95,7 @@ class InPlace:
         self._directory = directory
         self._checkpoint = checkpoint
         self._journals = tuple(journals)
+        self._prints = prints
         self._ranks = ranks
         self.has_begun = False
         self.written = 0
@@ -116,7 +120,7 @@ class InPlace:
             raise TornUpdateError(str(error)) from error
 
     def _order(self, act: Act, control: SglangHttp, timeout_s: float) -> list[Answer]:
-        order = Order(uuid.uuid4().hex, act, str(self._checkpoint), self._journals)
+        order = Order(uuid.uuid4().hex, act, str(self._checkpoint), self._journals, self._prints)
         staged.forget_answers(self._directory)
         staged.write_order(self._directory, order)
         self._trigger(order.identity, control, timeout_s)

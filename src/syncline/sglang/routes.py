@@ -74,10 +74,15 @@ def change_of(lack: Lack, mirror: Mirror, route: Route, joined: Callable[[], Gro
             f"{list(about.loaders)}; start it with that, or use the route 'disk'"
         )
     if route == "plugin" or (has_loader and route in ("auto", "in_place")):
+        old, new = prints(lack.before), prints(lack.target)
         return InPlace(
             lack.staging,
             mirror.path,
             lack.pending,
+            {
+                name: (old[name], new[name])
+                for name in with_partners(mirror.changed, mirror.tensors())
+            },
             about.tensor_ranks,
             hooked=route == "plugin",
         )
@@ -98,7 +103,8 @@ def _whole(
         tensors = (Tensors(mirror.view, new), Tensors(mirror.before, old))
         if route == "memory":
             return FromMemory(buckets, *tensors, lack.about.tensor_ranks, shows=shows)
-        return FromBroadcast(joined(), buckets, *tensors, shows=shows)
+        joined()  # what is wrong with the group is found out while the server generates
+        return FromBroadcast(joined, buckets, *tensors, shows=shows)
 
     def written(directory: str, bits: Callable[[str], Bits], wanted: Prints) -> Proved:
         path = lack.staging / directory

@@ -261,6 +261,8 @@ class SglangServer:
 
     def _joined(self, ranks: int) -> Group:
         """Return the group with this server's ranks; it lasts as long as nothing fails."""
+        if self._group is not None and self._group.is_broken:
+            self._leave()
         if self._group is None:
             self._group = Group(
                 self._control,
@@ -275,16 +277,17 @@ class SglangServer:
         """Note that the server may have been started anew, or written by somebody else: checksums will tell."""
         self._held = self._checksum = None
         self._mirror.lose()
-        if self._group is not None:
-            self._group.close()
-            self._group = None
+        self._leave()
 
     def close(self) -> None:
         """Let the server leave the group, if there is one, and let others follow it."""
+        self._leave()
+        self._owner.release()
+
+    def _leave(self) -> None:
         if self._group is not None:
             self._group.close()
             self._group = None
-        self._owner.release()
 
     def _lose(self) -> None:
         """Note that what the server holds is not known."""
