@@ -372,6 +372,47 @@ def test_the_table_of_many_tensors_comes_with_head_or_is_asked_for_again(
     assert engine.view("w69").view(np.float32).tolist() == [2.0] * 10
 
 
+@pytest.mark.parametrize("kind", ["", "flip", "missing", "cut", "truncate", "shorten"])
+def test_a_first_part_that_came_early_is_proved_or_asked_for_again(
+    store: ObjectStore, faulty_proxy: FaultyProxy, kind: str
+) -> None:
+    publisher, engine = Publisher(store), MemoryEngine()
+    receiver = Receiver(store, engine)
+    for version in (1, 2):
+        publisher.publish({"w": np.full(1000, version, np.float32)})
+        receiver.sync()
+    publisher.publish({"w": np.full(1000, 3, np.float32)})
+    fault = faulty_proxy.add(kind, "GET", "weight_v000003/model") if kind else None
+    before = len(faulty_proxy.requests)
+    assert receiver.sync().version == 3
+    assert engine.view("w").view(np.float32).tolist() == [3.0] * 1000
+    assert fault is None or fault.hits == 1
+    asked = [path for _, path, _ in faulty_proxy.requests[before:]]
+    assert sum("weight_v000003/model" in path for path in asked) == (1 if fault is None else 2)
+    before = len(faulty_proxy.requests)
+    assert receiver.sync().version == 3
+    assert (
+        len(faulty_proxy.requests) - before == 3
+    )  # HEAD; a manifest and a part that are not there
+
+
+def test_a_first_part_of_a_version_that_is_not_committed_is_not_taken(
+    store: ObjectStore,
+) -> None:
+    publisher, engine = Publisher(store), MemoryEngine()
+    receiver = Receiver(store, engine)
+    for version in (1, 2):
+        publisher.publish({"w": np.full(1000, version, np.float32)})
+        receiver.sync()
+    store.put(
+        "weight_v000003/model-00000-of-00001.safetensors", [b"of a publisher that lost the store"]
+    )
+    assert receiver.sync().version == 2
+    Publisher(store).publish({"w": np.full(1000, 3, np.float32)})
+    assert receiver.sync().version == 3
+    assert engine.view("w").view(np.float32).tolist() == [3.0] * 1000
+
+
 def test_small_parts_are_put_and_fetched_several_at_once(
     store: ObjectStore, faulty_proxy: FaultyProxy
 ) -> None:

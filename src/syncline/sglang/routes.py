@@ -103,7 +103,8 @@ def _whole(
         tensors = (Tensors(mirror.view, new), Tensors(mirror.before, old))
         if route == "memory":
             return FromMemory(buckets, *tensors, lack.about.tensor_ranks, shows=shows)
-        return FromBroadcast(joined(), buckets, *tensors, shows=shows)
+        joined()  # what is wrong with the group is found out while the server generates
+        return FromBroadcast(joined, buckets, *tensors, shows=shows)
 
     def written(directory: str, bits: Callable[[str], Bits], wanted: Prints) -> Proved:
         path = lack.staging / directory

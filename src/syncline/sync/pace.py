@@ -66,7 +66,7 @@ class Pace:
             nonlocal is_first
             with self._changed:
                 if is_first:
-                    self._answered(self._clock(), begun_at)
+                    self._answered(number, self._clock(), begun_at)
                     is_first = False
                 self._came_bytes += more_bytes
                 self._left_bytes[number] -= more_bytes
@@ -79,9 +79,12 @@ class Pace:
                 del self._left_bytes[number]
                 self._changed.notify_all()
 
-    def _answered(self, now: float, begun_at: float) -> None:
+    def _answered(self, number: int, now: float, begun_at: float) -> None:
         answer_s = now - begun_at
-        self._answer_s = answer_s if self._answer_s is None else min(self._answer_s, answer_s)
+        # The least, since others delay it; but the first part may have been on its way before it had its turn.
+        if self._answer_s is None or number == 1:
+            self._answer_s = answer_s
+        self._answer_s = min(self._answer_s, answer_s)
         if self._first_at is None:
             self._first_at = now
 
