@@ -1,10 +1,10 @@
 """How much of what obstore moves bare does a Syncline store move, for the same objects over the same server?
 
 Three objects of a size go up and come down, by turns with obstore alone and through the store, and the medians are
-compared. Bare puts overwrite: one request, or a multipart upload. The store's puts create: a large object is copied by the service to
-its own key afterwards, so that two publishers cannot overwrite each other, and the server pays for that. Bare gets are
-one request each: by `get`, and by `get_ranges`, which joins neighbouring ranges; the faster of the two is the roof. moto reads a whole
-object for every range of it that is asked for, so that its figures say what a range costs there, not what a store costs; Ceph's do not.
+compared. Bare puts overwrite: one request, or a multipart upload. The store's puts create: up to 128 MiB in one request, from memory;
+what is larger is copied by the service to its own key afterwards, so that two publishers cannot overwrite each other, and the
+server pays for that. Bare gets are one request, read whole or as a stream, and `get_ranges` of neighbouring ranges; the fastest is the
+roof. One more object of each size goes first, from which the store learns how many requests at once pay.
 
 The server is moto's, or with --ceph Ceph's RADOS gateway, which has no conditions that hold: puts wait for a lease there. Prints
 JSON.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import secrets
 import statistics
 import sys
@@ -28,11 +29,9 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "tests"), str(HERE.parent / "src")]
 import obstore  # noqa: E402
 from machine import machine  # noqa: E402
 
-from s3_server import KEYS, S3Server, s3_service  # noqa: E402
+from s3_server import S3Server, s3_service  # noqa: E402
 from syncline.stores import ObjectStore  # noqa: E402
-from syncline.stores.streams import PIECE_BYTES  # noqa: E402
-
-KEYS_OF_BOTO = {name.lower(): value for name, value in KEYS.items()} | {"region_name": "us-east-1"}
+from syncline.stores.streams import CHUNK_BYTES, PIECE_BYTES  # noqa: E402
 
 
 def main() -> None:
@@ -46,7 +45,13 @@ def main() -> None:
         rows = [measured(url, size << 20, arguments.rounds) for size in arguments.megabytes]
     print(
         json.dumps(
-            {**machine("obstore", "moto"), "is_ceph": arguments.ceph, "rows": rows}, indent=1
+            {
+                **machine("obstore", "moto"),
+                "is_ceph": arguments.ceph,
+                "load": os.getloadavg()[0],
+                "rows": rows,
+            },
+            indent=1,
         )
     )
 
@@ -55,13 +60,10 @@ def main() -> None:
 def endpoint(*, is_ceph: bool) -> Iterator[str]:
     """The server to measure against, with an empty bucket."""
     if is_ceph:
-        import boto3
-
         from ceph_gateway import CephGateway
 
         with CephGateway() as gateway:
-            client = boto3.client("s3", endpoint_url=gateway.url, **KEYS_OF_BOTO)
-            client.create_bucket(Bucket="bucket")
+            gateway.make_bucket("bucket")
             yield gateway.url
         return
     with S3Server() as server:
@@ -84,18 +86,24 @@ def measured(url: str, size_bytes: int, rounds: int) -> dict[str, float]:
         job()
         seconds.setdefault(name, []).append(time.perf_counter() - start_s)
 
-    for number in range(rounds):
+    for number in range(-1, rounds):
+        if number == 0:
+            seconds.clear()
         bare, ours = f"bare-{number}", f"ours-{number}"
         run("put_bare", lambda key=bare: obstore.put(service, key, content, chunk_size=PIECE_BYTES))
         run("put_ours", lambda key=ours: store.put(key, chunks))
         run("get_bare_one", lambda key=bare: obstore.get(service, key).bytes())
         run("get_bare_ranges", lambda key=bare: obstore.get_ranges(
             service, key, starts=starts, lengths=[PIECE_BYTES] * len(starts), coalesce=0))  # fmt: skip
+        run(
+            "get_bare_stream",
+            lambda key=bare: sum(map(len, obstore.get(service, key).stream(CHUNK_BYTES))),
+        )
         run("get_ours", lambda key=bare: sum(map(len, store.pieces(key, size_bytes))))
         for key in (bare, ours):
             store.delete(key)
     medians = {f"{name}_s": statistics.median(times) for name, times in seconds.items()}
-    roof_s = min(medians["get_bare_one_s"], medians["get_bare_ranges_s"])
+    roof_s = min(medians[f"get_bare_{way}_s"] for way in ("one", "ranges", "stream"))
     return {
         "bytes": size_bytes,
         **medians,

@@ -14,7 +14,7 @@ from typing import Self
 
 from s3_server import KEYS
 
-PROGRAMS = ("ceph", "ceph-mon", "ceph-osd", "monmaptool", "radosgw", "radosgw-admin")
+PROGRAMS = ("ceph", "ceph-mon", "ceph-osd", "monmaptool", "radosgw", "radosgw-admin", "setpriv")
 CONFIG = """
 [global]
 fsid = {fsid}
@@ -37,10 +37,12 @@ cluster addr = 127.0.0.1
 mon data = {here}/mon
 osd data = {here}/osd
 osd objectstore = memstore
-memstore device bytes = 1073741824
+memstore device bytes = 8589934592
 [client.rgw]
 rgw frontends = beast endpoint=127.0.0.1:{http}
 rgw data = {here}/rgw
+rgw gc obj min wait = 1
+rgw gc processor period = 1
 """
 
 
@@ -52,7 +54,7 @@ class CephGateway:
     """The gateway; `url` answers S3 for the keys of `s3_server.KEYS`."""
 
     def __enter__(self) -> Self:
-        self._here = Path(tempfile.mkdtemp(prefix="syncline-ceph-"))
+        self._here = Path(tempfile.mkdtemp(prefix="ceph-gateway-"))
         self._running: list[subprocess.Popen[bytes]] = []
         try:
             self._start()
@@ -91,6 +93,20 @@ class CephGateway:
         self.url = f"http://127.0.0.1:{http}"
         self._wait()
 
+    def make_bucket(self, name: str) -> None:
+        """Make an empty bucket."""
+        import boto3
+
+        client = boto3.client(
+            "s3",
+            endpoint_url=self.url,
+            region_name="us-east-1",
+            aws_access_key_id=KEYS["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=KEYS["AWS_SECRET_ACCESS_KEY"],
+        )
+        client.create_bucket(Bucket=name)
+        client.close()
+
     def _wait(self) -> None:
         end = time.monotonic() + 120
         while True:
@@ -111,9 +127,10 @@ class CephGateway:
         )
 
     def _run(self, *command: str) -> None:
+        """Start a server that ends with this process, however that ends."""
         self._running.append(
             subprocess.Popen(
-                [*command, "-c", str(self._config)],
+                ["setpriv", "--pdeathsig", "KILL", *command, "-c", str(self._config)],
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )

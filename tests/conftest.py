@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import leftovers
+from ceph_gateway import CephGateway, is_installed
 from faulty_proxy import FaultyProxy
 from s3_server import S3Server
 from syncline import arrays
@@ -81,6 +82,16 @@ def s3_server() -> Iterator[S3Server]:
     with S3Server() as server:
         server.make_bucket("bucket")
         yield server
+
+
+@pytest.fixture(scope="session")
+def ceph_gateway() -> Iterator[CephGateway]:
+    """Ceph's RADOS gateway, where it is installed, with a bucket called `bucket`."""
+    if not is_installed():
+        pytest.skip("apt-get install radosgw ceph-mon ceph-osd ceph-common")
+    with CephGateway() as gateway:
+        gateway.make_bucket("bucket")
+        yield gateway
 
 
 @pytest.fixture

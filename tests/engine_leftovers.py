@@ -22,10 +22,13 @@ def removed() -> Iterator[None]:
             yield
         finally:
             del os.environ["VLLM_RPC_BASE_PATH"]
+    # In this order: what is made from here on is somebody else's.
+    made = _segments() - before
     used = _used()
-    for name in _segments() - before:
-        if not any(name in place for place in used):
-            (SHARED / name).unlink(missing_ok=True)
+    for path in (SHARED / name for name in made):
+        with suppress(FileNotFoundError):
+            if path.stat().st_ino not in used:
+                path.unlink()
 
 
 def commands() -> list[bytes]:
@@ -42,14 +45,15 @@ def _segments() -> set[str]:
     return {path.name for path in SHARED.iterdir() if path.name.startswith(BEGINNINGS)}
 
 
-def _used() -> set[str]:
-    """Return what any process has mapped or open under `SHARED`."""
-    found: set[str] = set()
+def _used() -> set[int]:
+    """Return the inodes of what any process has mapped or open; under which name may have changed since."""
+    found: set[int] = set()
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended
             lines = (process / "maps").read_text().splitlines()
-            found |= {line for line in lines if str(SHARED) in line}
+            found |= {int(line.split()[4]) for line in lines if str(SHARED) in line}
             for link in (process / "fd").iterdir():
                 with suppress(OSError):
-                    found.add(str(link.readlink()))
+                    if str(SHARED) in str(link.readlink()):
+                        found.add(link.stat().st_ino)
     return found

@@ -9,18 +9,23 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import pickletools
 import socket
 import threading
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
 
 import torch
+import torch.distributed as dist
 from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file
@@ -28,6 +33,7 @@ from safetensors.torch import load_file
 import slime_oracle
 from syncline.sglang import plugin, worker
 
+PATIENCE = timedelta(seconds=30)
 PROTOCOL = Path(__file__).parent / "sglang" / "protocol"
 VERSIONS = ("0.5.9", "0.5.20", "0.5.21", "0.5.22", "0.5.23")
 
@@ -156,6 +162,7 @@ class FakeSglang:
         self.hooked = hooked
         self.faults: dict[str, tuple[str, str]] = {}
         self.lies: dict[str, Any] = {}
+        self.groups: dict[str, list[Any]] = {}
         self.has_given_up = threading.Event()
         self.start = uuid.uuid4().int
         self.calls: list[str] = []
@@ -300,6 +307,9 @@ class FakeSglang:
             "/end_weight_update": self._end,
             "/update_weights_from_disk": self._from_disk,
             "/update_weights_from_tensor": self._from_tensor,
+            "/init_weights_update_group": self._join_group,
+            "/destroy_weights_update_group": self._leave_group,
+            "/update_weights_from_distributed": self._from_distributed,
             "/update_weight_version": self._version,
             "/weights_checker": self._checker,
             "/pull_weights": self._pull,
@@ -411,6 +421,10 @@ class FakeSglang:
                 route = "update_weights_from_tensor"
                 raise _RefusedError(self.rules["tensors_outside_session"].format(route=route))
             self.session["loaded"] = True
+        if body.get("load_format") == "flattened_bucket":
+            for model, payload in zip(self.models, body["serialized_named_tensors"], strict=True):
+                model.load_weights(_unpacked(payload))
+            return self._updated(body)
         if body.get("load_format") not in self.loaders:
             raise _DiedError
         payloads = [base64.b64decode(p, validate=True) for p in body["serialized_named_tensors"]]
@@ -426,6 +440,60 @@ class FakeSglang:
         """Call the loader as one rank does; a test may break it."""
         assert self.staging is not None
         worker.obey(model, self.staging, rank)
+
+    def _join_group(self, body: dict[str, Any]) -> Any:
+        name, size = body["group_name"], body["world_size"]
+        groups: list[Any] = [None] * self.ranks
+
+        def join(rank: int) -> None:
+            store: Any = dist.TCPStore(
+                body["master_address"], body["master_port"], size, False, PATIENCE
+            )
+            for prefix in (name, f"{name}/", "cpu/"):
+                store = dist.PrefixStore(prefix, store)
+            at = body["rank_offset"] + rank
+            groups[rank] = (store, dist.ProcessGroupGloo(store, at, size, PATIENCE))
+
+        self._on_every_rank(join)
+        self.groups[name] = groups
+        return {"success": True, "message": "Success"}
+
+    def _leave_group(self, body: dict[str, Any]) -> Any:
+        if self.groups.pop(body["group_name"], None) is None:
+            raise _RefusedError("The group to be destroyed does not exist.")
+        return {"success": True, "message": "Success"}
+
+    def _from_distributed(self, body: dict[str, Any]) -> Any:
+        if self.rules["tensors_outside_session"] is not None:
+            if self.session is None:
+                route = "update_weights_from_distributed"
+                raise _RefusedError(self.rules["tensors_outside_session"].format(route=route))
+            self.session["loaded"] = True
+        assert body["load_format"] == "flattened_bucket"
+        metas = [
+            (name, getattr(torch, dtype), shape)
+            for name, dtype, shape in zip(
+                body["names"], body["dtypes"], body["shapes"], strict=True
+            )
+        ]
+
+        def receive(rank: int) -> None:
+            sizes = [dtype.itemsize * math.prod(shape) for _, dtype, shape in metas]
+            flat = torch.empty(sum(sizes), dtype=torch.uint8)
+            options = dist.BroadcastOptions()
+            options.rootRank = options.rootTensor = 0
+            self.groups[body["group_name"]][rank][1].broadcast([flat], options).wait()
+            pieces = zip(metas, flat.split(sizes), strict=True)
+            self.models[rank].load_weights(
+                [(name, raw.view(dtype).reshape(shape)) for (name, dtype, shape), raw in pieces]
+            )
+
+        self._on_every_rank(receive)
+        return self._updated(body)
+
+    def _on_every_rank(self, do: Callable[[int], None]) -> None:
+        with ThreadPoolExecutor(self.ranks) as pool:
+            list(pool.map(do, range(self.ranks)))
 
     def _pull(self, body: dict[str, Any]) -> Any:
         """Patch the local checkpoint with a reader of the layout that was written from its description."""
@@ -478,6 +546,16 @@ class FakeSglang:
             }
             ranks.append({"checksums": found, "per_gpu_checksum": _digest(json.dumps(found))})
         return {"ranks": ranks, "per_engine_checksum": _digest(json.dumps(ranks))}
+
+
+def _unpacked(payload: str) -> list[tuple[str, torch.Tensor]]:
+    """Return the tensors of a flat bucket, as a rank reads them: out of shared memory that it opens by name."""
+    read = ForkingPickler.loads(base64.b64decode(payload, validate=True))
+    flat = read["flattened_tensor"]
+    return [
+        (at.name, flat[at.start_idx : at.end_idx].view(at.dtype).reshape(at.shape).clone())
+        for at in read["metadata"]
+    ]
 
 
 class _RefusedError(Exception):

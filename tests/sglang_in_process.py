@@ -26,6 +26,7 @@ from syncline.layouts import EngineMesh, engine_layout
 from syncline.sglang import staged, worker
 from syncline.sglang.live import RankWeights
 from syncline.sglang.mirror import Mirror
+from syncline.sglang.proved import prints
 from syncline.sglang.staged import Act, Answer, Order
 
 DELTAS = 10
@@ -54,6 +55,7 @@ class InProcess:
     def settle(self) -> None:
         held = self.mirror.held()
         assert held is not None
+        self.settled = held
         self.mirror.settle(held)
 
     def publish(self) -> None:
@@ -70,7 +72,11 @@ class InProcess:
     def order(self, act: Act) -> Answer:
         """Let the rank do what a follower would order."""
         pending = tuple(self.mirror.pending or ())
-        order = Order(uuid.uuid4().hex, act, str(self.checkpoint.path), pending)
+        held = self.mirror.held()
+        assert held is not None
+        old, new = prints(self.settled), prints(held)
+        pairs = {name: (old[name], new[name]) for name in old}
+        order = Order(uuid.uuid4().hex, act, str(self.checkpoint.path), pending, pairs)
         staged.write_order(self.staging, order)
         answer = worker.obey(self.model, self.staging, 0)
         assert answer.error is None, answer.error

@@ -94,7 +94,10 @@ class ArrayWeights:
 
 
 class FakeVllm:
-    """A `Control` over sessions in threads. `fail[step]` is raised when that step is asked for."""
+    """A `Control` over sessions in threads. `fail[step]` is raised when that step is asked for.
+
+    `lose[method]` is raised when the workers have done it; `answer` may change what they say.
+    """
 
     def __init__(self, tensors, count: int = 2, timeout_s: float = 5.0) -> None:
         bits = {n: v.reshape(-1).view(f"u{v.itemsize}") for n, v in tensors.items()}
@@ -109,6 +112,8 @@ class FakeVllm:
         self.is_paused = False
         self.log: list[str] = []
         self.fail: dict[str, Exception] = {}
+        self.lose: dict[str, Exception] = {}
+        self.answer: Callable[[str, list], list] = lambda method, answers: answers
 
     def call(self, method, *arguments, timeout_s):
         self._step(method)
@@ -134,7 +139,9 @@ class FakeVllm:
             thread.start()
         for thread in threads:
             thread.join()
-        return answers
+        if method in self.lose:
+            raise self.lose.pop(method)
+        return self.answer(method, answers)
 
     def pause(self, mode, timeout_s):
         self._step("pause")
@@ -143,6 +150,10 @@ class FakeVllm:
     def resume(self, timeout_s):
         self._step("resume")
         self.is_paused = False
+
+    def paused(self, timeout_s):
+        self._step("paused")
+        return self.is_paused
 
     def reset_caches(self, timeout_s):
         self._step("reset_caches")
@@ -155,7 +166,7 @@ class FakeVllm:
         self.name = label
 
     def _step(self, step):
-        if step != "syncline_status":
+        if step not in ("syncline_status", "paused"):
             self.log.append(step)
         if step in self.fail:
             raise self.fail.pop(step)

@@ -28,7 +28,9 @@ from syncline.stores import (
     MemoryStore,
     ObjectStore,
 )
+from syncline.stores.passing import PassingStore
 from syncline.stores.writes import Leased, lease_on
+from syncline.sync.metered import MeteredStore
 from syncline.types import ObjectInfo
 
 
@@ -44,13 +46,17 @@ class Ticks:
 
 
 def leased(path: Path) -> Store:
-    store = ObjectStore(obstore.store.MemoryStore(), one_request_bytes=3, writes="lease")
-    store._writes = Leased(store._service, lease_on(store._service, lasts_s=5.0, settle_s=0.002))
+    return leased_by(obstore.store.MemoryStore(), settle_s=0.01)
+
+
+def leased_by(service: Any, *, settle_s: float) -> Store:
+    store = ObjectStore(service, one_request_bytes=3, writes="lease")
+    store._writes = Leased(store._service, lease_on(store._service, lasts_s=5.0, settle_s=settle_s))
     return store
 
 
 def hub_in_pieces(path: Path) -> Store:
-    store = HubStore("me/bucket", api=FakeHub(), lasts_s=5.0, settle_s=0.002)
+    store = HubStore("me/bucket", api=FakeHub(), lasts_s=5.0, settle_s=0.01)
     store._one_request_bytes = 3
     return store
 
@@ -68,7 +74,7 @@ MAKERS: dict[str, Callable[[Path], Store]] = {
     "lagging": lambda path: LaggingStore(
         MemoryStore(), 1.0, sleep=lambda seconds: None, clock=Ticks()
     ),
-    "hub": lambda path: HubStore("me/bucket", "run", api=FakeHub(), lasts_s=5.0, settle_s=0.002),
+    "hub": lambda path: HubStore("me/bucket", "run", api=FakeHub(), lasts_s=5.0, settle_s=0.01),
     "hub_in_pieces": hub_in_pieces,
     "leased": leased,
 }
@@ -81,8 +87,14 @@ S3_OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(params=sorted([*MAKERS, *S3_OPTIONS]))
+CEPH = pytest.param("s3_of_ceph", marks=pytest.mark.slow)
+
+
+@pytest.fixture(params=[*sorted([*MAKERS, *S3_OPTIONS]), CEPH])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    if request.param == "s3_of_ceph":
+        gateway, prefix = map(request.getfixturevalue, ("ceph_gateway", "s3_prefix"))
+        return leased_by(s3_service(gateway.url, prefix), settle_s=0.05)
     if request.param not in S3_OPTIONS:
         return MAKERS[request.param](tmp_path)
     endpoint = request.getfixturevalue("s3_server").url
@@ -322,6 +334,30 @@ def test_illegal_keys_are_refused_everywhere(store: Store, key: str) -> None:
 def test_illegal_prefixes_are_refused(store: Store, prefix: str) -> None:
     with pytest.raises(ConfigError, match="key"):
         store.list(prefix)
+
+
+class Busy(MemoryStore):
+    """A store that says of itself everything that a store may say."""
+
+    visible_within_s = 7.0
+    is_remote = True
+    puts_at_once = 3
+
+    def __str__(self) -> str:
+        return "busy"
+
+
+@pytest.mark.parametrize(
+    "around",
+    [PassingStore, HookedStore, lambda store: LaggingStore(store, 7.0), MeteredStore],
+    ids=["passing", "hooked", "lagging", "metered"],
+)
+def test_a_store_that_passes_calls_on_says_what_its_store_says(
+    around: Callable[[Store], Store],
+) -> None:
+    found = around(Busy())
+    assert (found.visible_within_s, found.is_remote, found.puts_at_once) == (7.0, True, 3)
+    assert str(found) == "busy"
 
 
 def run_all(jobs: list[Callable[[], None]]) -> None:

@@ -32,7 +32,7 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    "name", ["join-a-running-fleet", "parameter-server", "feed-a-hosted-deployment"]
+    "name", sorted(page.stem for page in (ROOT / "docs" / "how-to").glob("*.md"))
 )
 def test_a_page_runs_again_where_it_was_tried_before(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -64,3 +64,9 @@ def test_public_names_are_sorted_and_few() -> None:
     assert len(syncline.__all__) <= 25
     for name in syncline.__all__:
         assert getattr(syncline, name).__doc__
+
+
+def test_every_page_is_in_the_contents_once() -> None:
+    listed = re.findall(r"(?m)^- \[[^]]+\]\(([^)]+)\)", (DOCS / "README.md").read_text())
+    pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} - {"README.md"}
+    assert sorted(listed) == sorted(pages)

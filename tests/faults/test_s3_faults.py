@@ -19,7 +19,7 @@ from syncline.errors import (
     VersionConflictError,
 )
 from syncline.stores import LaggingStore, ObjectStore
-from syncline.stores.streams import PIECE_BYTES
+from syncline.stores.streams import PIECE_BYTES, PUT_STREAMS, Width
 
 LARGE = [bytes([number]) * (1 << 20) for number in range(20)]
 PIECES = -(-20 * (1 << 20) // PIECE_BYTES)
@@ -76,11 +76,28 @@ def test_only_the_range_that_was_cut_is_fetched_again(
     store: ObjectStore, faulty_proxy: FaultyProxy
 ) -> None:
     store.put("v1/part", LARGE)
+    store._get_width = Width(PUT_STREAMS)
     before = faulty_proxy.count("GET", "v1/part")
     fault = faulty_proxy.add("truncate", "GET", "v1/part")
     assert b"".join(store.pieces("v1/part", 20 << 20)) == b"".join(LARGE)
     assert fault.hits == 1
     assert faulty_proxy.count("GET", "v1/part") - before == PIECES + 1
+
+
+@pytest.mark.parametrize("kind", ["cut", "lost", "truncate"])
+def test_the_rest_of_a_whole_object_that_was_cut_is_asked_for(
+    store: ObjectStore, faulty_proxy: FaultyProxy, kind: str
+) -> None:
+    store.put("v1/part", LARGE)
+    fault = faulty_proxy.add(kind, "GET", "v1/part", times=2)
+    assert b"".join(store.pieces("v1/part", 20 << 20)) == b"".join(LARGE)
+    assert fault.hits == 2
+    ranges = [r for method, path, r in faulty_proxy.requests if method == "GET" and "part" in path]
+    assert ranges[0] == ""
+    if kind == "truncate":
+        starts = [int(asked.removeprefix("bytes=").partition("-")[0]) for asked in ranges[1:]]
+        assert starts == sorted(starts)
+        assert starts[0] > 0
 
 
 @pytest.mark.parametrize("kind", ["cut", "lost"])
@@ -147,6 +164,7 @@ def test_gets_use_many_connections_and_puts_too(
     store.put("v1/part", LARGE)
     assert faulty_proxy.most_at_once >= 2
     faulty_proxy.most_at_once = 0
+    store._get_width = Width(PUT_STREAMS)
     assert b"".join(store.pieces("v1/part", 20 << 20)) == b"".join(LARGE)
     assert faulty_proxy.most_at_once >= 2
 
@@ -333,6 +351,65 @@ def test_a_next_manifest_that_came_early_is_proved_or_asked_for_again(
         fault = faulty_proxy.add(kind, "GET", f"weight_v00000{version}/manifest.json")
         assert receiver.sync().version == version
         assert fault.hits == 1
+    assert engine.view("w").view(np.float32).tolist() == [3.0] * 1000
+
+
+@pytest.mark.parametrize("kind", ["", "flip", "missing"])
+def test_the_table_of_many_tensors_comes_with_head_or_is_asked_for_again(
+    store: ObjectStore, faulty_proxy: FaultyProxy, kind: str
+) -> None:
+    names = [f"w{number}" for number in range(70)]
+    publisher, engine = Publisher(store), MemoryEngine()
+    receiver = Receiver(store, engine)
+    publisher.publish({name: np.zeros(10, np.float32) for name in names})
+    receiver.sync()
+    publisher.publish({name: np.full(10, 2, np.float32) for name in names})
+    fault = faulty_proxy.add(kind, "GET", "weight_v000002/tensors.json.zst") if kind else None
+    before = faulty_proxy.count("GET", "weight_v000002/tensors.json.zst")
+    assert receiver.sync().version == 2
+    times = faulty_proxy.count("GET", "weight_v000002/tensors.json.zst") - before
+    assert times == (1 if fault is None else 2)
+    assert engine.view("w69").view(np.float32).tolist() == [2.0] * 10
+
+
+@pytest.mark.parametrize("kind", ["", "flip", "missing", "cut", "truncate", "shorten"])
+def test_a_first_part_that_came_early_is_proved_or_asked_for_again(
+    store: ObjectStore, faulty_proxy: FaultyProxy, kind: str
+) -> None:
+    publisher, engine = Publisher(store), MemoryEngine()
+    receiver = Receiver(store, engine)
+    for version in (1, 2):
+        publisher.publish({"w": np.full(1000, version, np.float32)})
+        receiver.sync()
+    publisher.publish({"w": np.full(1000, 3, np.float32)})
+    fault = faulty_proxy.add(kind, "GET", "weight_v000003/model") if kind else None
+    before = len(faulty_proxy.requests)
+    assert receiver.sync().version == 3
+    assert engine.view("w").view(np.float32).tolist() == [3.0] * 1000
+    assert fault is None or fault.hits == 1
+    asked = [path for _, path, _ in faulty_proxy.requests[before:]]
+    assert sum("weight_v000003/model" in path for path in asked) == (1 if fault is None else 2)
+    before = len(faulty_proxy.requests)
+    assert receiver.sync().version == 3
+    assert (
+        len(faulty_proxy.requests) - before == 3
+    )  # HEAD; a manifest and a part that are not there
+
+
+def test_a_first_part_of_a_version_that_is_not_committed_is_not_taken(
+    store: ObjectStore,
+) -> None:
+    publisher, engine = Publisher(store), MemoryEngine()
+    receiver = Receiver(store, engine)
+    for version in (1, 2):
+        publisher.publish({"w": np.full(1000, version, np.float32)})
+        receiver.sync()
+    store.put(
+        "weight_v000003/model-00000-of-00001.safetensors", [b"of a publisher that lost the store"]
+    )
+    assert receiver.sync().version == 2
+    Publisher(store).publish({"w": np.full(1000, 3, np.float32)})
+    assert receiver.sync().version == 3
     assert engine.view("w").view(np.float32).tolist() == [3.0] * 1000
 
 

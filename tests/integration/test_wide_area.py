@@ -33,11 +33,16 @@ def test_a_delta_over_a_slow_link_takes_a_fraction_of_a_full_version() -> None:
 
     found = wide_area.measure(
         argparse.Namespace(
-            rates_mbit=[20], pause_ms=10, share=0.01, megabytes=20, part_mebibytes=4096
+            rates_mbit=[20],
+            rounds=2,
+            pause_ms=10,
+            share=0.01,
+            megabytes=20,
+            part_mebibytes=4096,
+            store_beside="trainer",
         )
     )
     delta = found["deltas"][0]
-    assert delta["delta_bytes"] == delta["bare_bytes"]
-    assert delta["delta_bytes"] * 20 < found["full_bytes"]
+    assert 0 < delta["delta_bytes"] * 20 < found["full_bytes"]
     # No link moves bytes faster than its rate: the token bucket held, so the figures mean something.
     assert found["full_over_nominal"] > 0.9

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.errors import LayoutError
-from syncline.sglang.buckets import Bucket, _payload, cut, filled
+from syncline.sglang.buckets import Bucket, Shared, Tensors, _payload, cut, filled
+from syncline.sync.checks import fingerprint_all
 from syncline.types import TensorMeta
 
 LAYERS = [f"model.layers.{i}.self_attn." for i in range(4)]
@@ -64,6 +65,9 @@ def bits_of(name: str) -> np.ndarray:
     return raw.view({1: "<u1", 2: "<u2", 4: "<u4"}[meta.unit_bytes])
 
 
+TENSORS = Tensors(bits_of, {name: fingerprint_all(METAS[name], bits_of(name)) for name in METAS})
+
+
 def bucket_of_all() -> Bucket:
     (bucket,) = cut(sorted(METAS), METAS)
     return bucket
@@ -71,9 +75,9 @@ def bucket_of_all() -> Bucket:
 
 def test_the_payload_names_no_class_of_ours() -> None:
     bucket = bucket_of_all()
-    flat = filled(bucket, bits_of)
-    payload = base64.b64decode(_payload(bucket, flat))
-    flat.untyped_storage()._shared_decref()  # what a rank does that has read it
+    shared = Shared(filled(bucket, TENSORS))
+    payload = base64.b64decode(_payload(bucket, shared.flat))
+    shared.close()
     named = [
         value
         for op, value, _ in pickletools.genops(payload)
@@ -89,8 +93,10 @@ def test_sglang_reads_the_same_tensors() -> None:
     from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket, FlattenedTensorMetadata
 
     bucket = bucket_of_all()
-    flat = filled(bucket, bits_of)
-    read = common.MultiprocessingSerializer.deserialize(base64.b64decode(_payload(bucket, flat)))
+    shared = Shared(filled(bucket, TENSORS))
+    payload = base64.b64decode(_payload(bucket, shared.flat))
+    read = common.MultiprocessingSerializer.deserialize(payload)
+    shared.close()
     metadata = [FlattenedTensorMetadata(**vars(meta)) for meta in read["metadata"]]
     tensors = FlattenedTensorBucket(
         flattened_tensor=read["flattened_tensor"], metadata=metadata

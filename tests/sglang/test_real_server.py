@@ -22,7 +22,8 @@ from syncline.engines import CheckpointDir
 from syncline.errors import LayoutError, SynclineError
 from syncline.layouts import EngineMesh, engine_layout
 from syncline.sglang import spans
-from syncline.sglang.server import Route, SglangServer
+from syncline.sglang.routes import Route
+from syncline.sglang.server import SglangServer
 
 KINDS = ("qwen3-1", "qwen3-2", "qwen3_moe-1", "qwen3_moe-2")
 

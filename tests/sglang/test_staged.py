@@ -12,9 +12,11 @@ from syncline.errors import CommitError, FormatError, LayoutError
 from syncline.sglang import staged, worker
 from syncline.sglang.change import check_held
 from syncline.sglang.staged import Answer, Order
+from syncline.types import ZERO, Fingerprint
 from syncline.version import PartEntry
 
-ORDER = Order("ab", "apply", "/model", (PartEntry("journal-0", 9, "c" * 64),))
+PRINTS = {"w": (ZERO, Fingerprint.from_hex("ab" * 16))}
+ORDER = Order("ab", "apply", "/model", (PartEntry("journal-0", 9, "c" * 64),), PRINTS)
 HELD = {"w": ((4, 2), (((0, 0), (2, 2)),)), "gone": ((3,), ())}
 
 
@@ -44,6 +46,10 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         {"journals": [["journal-0", -1, "c"]]},
         {"journals": [["journal-0", 1, None]]},
         {"journals": "journal-0"},
+        {"prints": {"w": ["0" * 32]}},
+        {"prints": {"w": ["0" * 32, "x" * 32]}},
+        {"prints": {"w": ["0" * 32, 7]}},
+        {"prints": None},
     ],
 )
 def test_an_order_that_is_not_legal_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:

@@ -8,28 +8,30 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from syncline.arrays import torch_module
 from syncline.errors import (
     ConfigError,
     SynclineError,
-    TornUpdateError,
     TransportTimeoutError,
     TransportUnavailableError,
 )
-from syncline.sglang.buckets import FORMAT, Bucket, filled, torch_dtype
+from syncline.sglang.buckets import FORMAT, Bucket, Tensors, filled, torch_dtype
 from syncline.sglang.control import SglangHttp
-from syncline.types import Bits
 
 Backend = Literal["gloo", "nccl"]
 
 _LOOK_S = 0.01
+_SETTLE_S = 10.0
+"""How long a broadcast may take after the server said that it has ended."""
 
 
 class Group:
@@ -47,7 +49,13 @@ class Group:
         TransportUnavailableError: NCCL, and there is no GPU.
         TransportTimeoutError: the ranks did not come.
         EndpointError: the server refused.
+
+    Attributes:
+        is_broken: a broadcast failed, and may still wait for ranks that never come: the next one needs a group
+            of its own.
     """
+
+    is_broken = False
 
     def __init__(
         self,
@@ -63,6 +71,7 @@ class Group:
         self._timeout_s = timeout_s
         self.name = f"syncline-{uuid.uuid4().hex}"
         self._dist: Any = import_module("torch.distributed")
+        self._work: Any = None
         patience = timedelta(seconds=timeout_s)
         port = _free_port(host)
         body = {
@@ -83,7 +92,7 @@ class Group:
             for prefix in (self.name, f"{self.name}/", f"{self._device}/"):
                 store = self._dist.PrefixStore(prefix, store)
             kind = self._dist.ProcessGroupGloo if backend == "gloo" else self._dist.ProcessGroupNCCL
-            self._group = kind(store, 0, ranks + 1, patience)
+            self._group: Any = kind(store, 0, ranks + 1, patience)
         except RuntimeError as error:
             call.finish()  # its reason is the better one
             raise TransportTimeoutError(f"the server's ranks did not join: {error}") from error
@@ -99,6 +108,10 @@ class Group:
         """Let the server's ranks leave; harmless when it is gone."""
         with suppress(SynclineError):
             self._control.leave_group(self.name, self._timeout_s)
+        if self._work is not None and not self._work.is_completed():
+            # Freed now, it would stop this process until its time is up: it ends when the ranks have left.
+            threading.Thread(target=_outlive, args=(self._group, self._work), daemon=True).start()
+        self._group = self._work = None
 
     def broadcast(self, flat: Any, body: Mapping[str, Any], timeout_s: float) -> None:
         """Send one tensor to all ranks, which do with it what `body` says.
@@ -107,67 +120,95 @@ class Group:
             EndpointError: the server refused, or could not load it.
             TransportTimeoutError: it did not come to the broadcast.
         """
+        try:
+            self._broadcast(flat, body, timeout_s)
+        except BaseException:
+            self.is_broken = True
+            raise
+
+    def _broadcast(self, flat: Any, body: Mapping[str, Any], timeout_s: float) -> None:
         call = _Call(lambda: self._control.receive_tensors(body, timeout_s))
         options = self._dist.BroadcastOptions()
         options.rootRank = options.rootTensor = 0
         sent = flat.to(self._device)
-        work = self._group.broadcast([sent], options)
-        while not work.is_completed() and not call.has_failed():
+        self._work = work = self._group.broadcast([sent], options)
+        while not work.is_completed() and not call.is_over():
             call.wait(_LOOK_S)
         call.finish()
+        until_s = time.monotonic() + _SETTLE_S
+        while not work.is_completed():
+            if time.monotonic() > until_s:
+                raise TransportTimeoutError(
+                    "the server answers that it received the broadcast, and never came to it"
+                )
+            time.sleep(_LOOK_S)
         try:
             work.wait()
         except RuntimeError as error:
             raise TransportTimeoutError(f"the broadcast did not end: {error}") from error
 
 
+def _outlive(*pending: Any) -> None:
+    """Keep a group until its last broadcast has ended, by its own time-out at the latest."""
+    _, work = pending
+    while not work.is_completed():
+        time.sleep(_LOOK_S)
+
+
 class FromBroadcast:
     """Tensors that the server's ranks receive over a group; see `change.Change`.
 
-    Args: as `buckets.FromMemory`, and the group.
+    Args: as `buckets.FromMemory`, and `joined`: returns a group in which nothing has failed.
     """
 
     name = "from distributed"
     in_session = True
+    trial: Path | None = None
 
     def __init__(
         self,
-        group: Group,
+        joined: Callable[[], Group],
         buckets: Sequence[Bucket],
-        new: Callable[[str], Bits],
-        old: Callable[[str], Bits] | None,
+        new: Tensors,
+        old: Tensors,
+        *,
+        shows: bool,
     ) -> None:
-        self._group = group
+        self._joined = joined
         self._buckets = buckets
         self._new = new
         self._old = old
+        self.shows = shows
+        self.has_begun = False
         self._begun: list[Bucket] = []
 
     def send(self, control: SglangHttp, timeout_s: float) -> None:
         """Broadcast every bucket; see `Change.send`."""
+        group = self._joined()
         for bucket in self._buckets:
             flat = filled(bucket, self._new)
+            self.has_begun = True
             self._begun.append(bucket)
-            self._send(bucket, flat, timeout_s)
+            _send(group, bucket, flat, timeout_s)
 
     def undo(self, control: SglangHttp, timeout_s: float) -> None:
         """Broadcast every bucket as it was, of those that may have arrived; see `Change.undo`."""
         if not self._begun:
             return
-        if self._old is None:
-            raise TornUpdateError("weights were being sent, and what stood there is not known")
+        group = self._joined()
         for bucket in self._begun:
-            self._send(bucket, filled(bucket, self._old), timeout_s)
+            _send(group, bucket, filled(bucket, self._old), timeout_s)
 
-    def _send(self, bucket: Bucket, flat: Any, timeout_s: float) -> None:
-        body = {
-            "names": [meta.name for meta in bucket.metas],
-            "dtypes": [str(torch_dtype(meta)).removeprefix("torch.") for meta in bucket.metas],
-            "shapes": [list(meta.shape) for meta in bucket.metas],
-            "group_name": self._group.name,
-            "load_format": FORMAT,
-        }
-        self._group.broadcast(flat, body, timeout_s)
+
+def _send(group: Group, bucket: Bucket, flat: Any, timeout_s: float) -> None:
+    body = {
+        "names": [meta.name for meta in bucket.metas],
+        "dtypes": [str(torch_dtype(meta)).removeprefix("torch.") for meta in bucket.metas],
+        "shapes": [list(meta.shape) for meta in bucket.metas],
+        "group_name": group.name,
+        "load_format": FORMAT,
+    }
+    group.broadcast(flat, body, timeout_s)
 
 
 class _Call:
@@ -185,8 +226,8 @@ class _Call:
         except BaseException as error:  # noqa: BLE001 - raised where it is waited for
             self._error = error
 
-    def has_failed(self) -> bool:
-        return not self._thread.is_alive() and self._error is not None
+    def is_over(self) -> bool:
+        return not self._thread.is_alive()
 
     def wait(self, timeout_s: float) -> None:
         self._thread.join(timeout_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Protocol
@@ -12,7 +12,9 @@ from syncline.errors import CommitError, EndpointError, LayoutError, TornUpdateE
 from syncline.layouts.blocks import overlap
 from syncline.sglang import staged
 from syncline.sglang.control import SglangHttp
+from syncline.sglang.proved import Loadable
 from syncline.sglang.staged import Act, Answer, Order
+from syncline.types import Fingerprint
 from syncline.version import PartEntry
 
 LOADER = "syncline.sglang.worker.load"
@@ -28,10 +30,17 @@ class Change(Protocol):
     Attributes:
         name: what reports call it.
         in_session: it must be sent between `begin` and `end`, where the server has these.
+        shows: afterwards the server cannot hold what it held before.
+        trial: a directory to load if nothing shows, to see whether the server loads at all; None: nothing
+            needs to be seen.
+        has_begun: weights may have been written.
     """
 
     name: str
     in_session: bool
+    shows: bool
+    trial: Path | None
+    has_begun: bool
 
     def send(self, control: SglangHttp, timeout_s: float) -> None:
         """Put them in.
@@ -59,6 +68,7 @@ class InPlace:
         directory: the staging directory.
         checkpoint: with every tensor as it is after the changes.
         journals: the changes, in the staging directory.
+        prints: see `staged.Order`.
         ranks: how many there are.
         hooked: the server's load from disk is hooked by `plugin`, and is what makes the ranks look; else its
             custom weight loader is.
@@ -68,12 +78,15 @@ class InPlace:
     """
 
     name = "in place"
+    shows = False  # every rank has read back what it wrote
+    trial: Path | None = None
 
     def __init__(
         self,
         directory: Path,
         checkpoint: Path,
         journals: Sequence[PartEntry],
+        prints: Mapping[str, tuple[Fingerprint, Fingerprint]],
         ranks: int,
         *,
         hooked: bool = False,
@@ -82,8 +95,9 @@ class InPlace:
         self._directory = directory
         self._checkpoint = checkpoint
         self._journals = tuple(journals)
+        self._prints = prints
         self._ranks = ranks
-        self._has_begun = False
+        self.has_begun = False
         self.written = 0
         self.dense: dict[str, str] = {}
 
@@ -93,12 +107,12 @@ class InPlace:
         for answer in answers:
             self.dense.update(answer.dense if answer.dense is not None else {})
         check_held(answers)
-        self._has_begun = True
+        self.has_begun = True
         self.written = sum(answer.written for answer in self._order("apply", control, timeout_s))
 
     def undo(self, control: SglangHttp, timeout_s: float) -> None:
         """Let all ranks put back what they wrote; see `Change.undo`."""
-        if not self._has_begun:
+        if not self.has_begun:
             return
         try:
             self._order("undo", control, timeout_s)
@@ -106,7 +120,7 @@ class InPlace:
             raise TornUpdateError(str(error)) from error
 
     def _order(self, act: Act, control: SglangHttp, timeout_s: float) -> list[Answer]:
-        order = Order(uuid.uuid4().hex, act, str(self._checkpoint), self._journals)
+        order = Order(uuid.uuid4().hex, act, str(self._checkpoint), self._journals, self._prints)
         staged.forget_answers(self._directory)
         staged.write_order(self._directory, order)
         self._trigger(order.identity, control, timeout_s)
@@ -144,30 +158,37 @@ class FromDirectory:
     Args:
         new: directory with them as they are to be.
         old: directory with the same ones as they were; None: nobody knows how they were.
+        shows, trial: see `Change`.
     """
 
     name = "from disk"
     in_session = False
 
-    def __init__(self, new: Path, old: Path | None) -> None:
+    def __init__(
+        self, new: Loadable, old: Loadable | None, *, shows: bool, trial: Path | None = None
+    ) -> None:
         self._new = new
         self._old = old
-        self._has_begun = False
+        self.shows = shows
+        self.trial = trial
+        self.has_begun = False
 
     def send(self, control: SglangHttp, timeout_s: float) -> None:
         """Load the new ones; see `Change.send`."""
-        self._has_begun = True
-        control.load_directory(str(self._new), timeout_s)
+        self.has_begun = True
+        control.load_directory(str(self._new.path), timeout_s)
+        self._new.check()
 
     def undo(self, control: SglangHttp, timeout_s: float) -> None:
         """Load the old ones; see `Change.undo`."""
-        if not self._has_begun:
+        if not self.has_begun:
             return
         if self._old is None:
             raise TornUpdateError(
                 "all weights were being loaded, and what stood there is not known"
             )
-        control.load_directory(str(self._old), timeout_s)
+        control.load_directory(str(self._old.path), timeout_s)
+        self._old.check()
 
 
 def check_held(answers: Sequence[Answer]) -> None:

@@ -16,6 +16,7 @@ from syncline.errors import (
     CommitError,
     ConfigError,
     EndpointError,
+    FormatError,
     OutcomeUnknownError,
     PeerLostError,
     SynclineError,
@@ -101,6 +102,7 @@ class Commit:
 
     Args:
         rules: how this server wants to be updated.
+        ranks: how many it has.
         reached: told of every step in `STEPS`; may raise, which is a failure of that step.
 
     Attributes:
@@ -114,17 +116,23 @@ class Commit:
         control: SglangHttp,
         rules: Rules,
         options: CommitOptions,
+        ranks: int,
         reached: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._control = control
         self._rules = rules
         self._options = options
+        self._ranks = ranks
         self._reached = reached
         self._is_open = False
+        self._found: Checksums | None = None
         self._step_s = options.step_timeout_s
 
-    def put(self, change: Change, label: str) -> Committed:
+    def put(self, change: Change, label: str, known: str | None = None) -> Committed:
         """Put a change in, and name it; or leave the server as it was.
+
+        Args:
+            known: SGLang's checksum of what the server must hold before; None: it is not known.
 
         Raises:
             TornUpdateError: it failed, and so did taking it back; generation stays paused.
@@ -140,10 +148,12 @@ class Commit:
         try:
             self._pause(mode)
             self._reached("paused")
+            self._look(known)
             self._open(change)
             self._reached("begun")
             sent_s = time.monotonic()
             change.send(control, self._options.load_timeout_s)
+            self._try_again(change)
             send_s = time.monotonic() - sent_s
             self._reached("sent")
             self._close()
@@ -152,8 +162,8 @@ class Commit:
             control.flush(step_s)
             flush_s = time.monotonic() - flushed_s
             self._reached("flushed")
-            if self._options.proves and self._rules.has_checksums:
-                checksums = control.checksums(self._options.load_timeout_s)
+            checksums = self._checksums()
+            self._check_done(change, checksums)
             self._reached("proved")
             self._name(before, label)
             self._reached("labelled")
@@ -169,6 +179,54 @@ class Commit:
         if self._rules.needs_session:
             with suppress(EndpointError):
                 self._control.end(self._step_s)
+
+    def _checksums(self) -> Checksums | None:
+        """Return what the server holds, by its own account; None where it is not to be asked."""
+        if not (self._options.proves and self._rules.has_checksums):
+            return None
+        found = self._control.checksums(self._options.load_timeout_s)
+        if len(found.ranks) != self._ranks:
+            raise FormatError(
+                f"/weights_checker: expected checksums of {self._ranks} ranks, found {len(found.ranks)}"
+            )
+        return found
+
+    def _look(self, known: str | None) -> None:
+        """Note what the server holds, and check that it is what it was left with."""
+        self._found = self._checksums()
+        if known is None or self._found is None or self._found.engine == known:
+            return
+        raise StrangeWeightsError(
+            f"the server's checksum was {known} after the last update, and is {self._found.engine} now: somebody "
+            "else wrote its weights; it stays paused until all of them have been loaded"
+        )
+
+    def _check_done(self, change: Change, after: Checksums | None) -> None:
+        """Check that a change which must show does.
+
+        Raises:
+            CommitError: the server holds what it held.
+        """
+        if change.shows and after is not None and after == self._found:
+            raise CommitError(
+                f"{change.name}: the server answers that it took the weights, and holds what it held before"
+            )
+
+    def _try_again(self, change: Change) -> None:
+        """See that a load of everything which changed nothing was one: load something else, and everything again.
+
+        Raises:
+            CommitError: the server answers with success, and loads nothing.
+        """
+        if change.trial is None or self._found is None or self._checksums() != self._found:
+            return
+        load_s = self._options.load_timeout_s
+        self._control.load_directory(str(change.trial), load_s)
+        if self._checksums() == self._found:
+            raise CommitError(
+                f"{change.name}: the server answers that it has loaded {change.trial}, and holds what it held before"
+            )
+        change.send(self._control, load_s)
 
     def _pause(self, mode: PauseMode) -> None:
         try:
@@ -235,6 +293,7 @@ class Commit:
             self._reopen(change)
             change.undo(control, self._options.load_timeout_s)
             self._close()
+            self._check_undone(change)
             # The cache was computed by these weights, and nothing has run since: it stays.
             if control.label(step_s) != label:
                 control.set_label(label, step_s)
@@ -244,6 +303,15 @@ class Commit:
         except Exception as second:
             # Whatever it is: the server is not as it was.
             raise OutcomeUnknownError(_failed(error, second)) from second
+
+    def _check_undone(self, change: Change) -> None:
+        if self._found is None or not change.has_begun:
+            return
+        found = self._checksums()
+        if found != self._found:
+            raise TornUpdateError(
+                f"{change.name}: the server answers that it took the old weights, and does not hold them"
+            )
 
 
 def _failed(error: BaseException, second: BaseException) -> str:

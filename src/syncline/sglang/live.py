@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from syncline import kernels
 from syncline.arrays import torch_module
 from syncline.commit.overwrite import attempt, check, overwrite, record_all, restore
 from syncline.commit.recorded import Recorded
@@ -18,15 +19,18 @@ from syncline.engines.checkpoint_files import CheckpointFiles
 from syncline.engines.learned import Learned, learn
 from syncline.engines.learned.memories import Memories
 from syncline.engines.torch_memory import TorchTarget
-from syncline.errors import LayoutError
+from syncline.errors import CommitError, LayoutError
 from syncline.layouts.positions import PositionMap
 from syncline.sglang.buckets import torch_dtype
 from syncline.sglang.groups import with_partners
 from syncline.sglang.staged import Answer
-from syncline.types import Bits, Record, TensorMeta
+from syncline.types import Bits, Fingerprint, Record, TensorMeta
 
 Records = Iterable[Record]
 
+Prints = Mapping[str, tuple[Fingerprint, Fingerprint]]
+
+_BEFORE, _AFTER = 0, 1
 _IN_MEMORY_BYTES = 1 << 26
 _MOST_OFFSET = (1 << 32) - 1
 
@@ -48,6 +52,7 @@ class RankWeights:
     """
 
     is_applied = False
+    _has_loaded = False
 
     def __init__(self, model: Any, checkpoint: CheckpointFiles) -> None:
         self.checkpoint = checkpoint
@@ -92,8 +97,11 @@ class RankWeights:
             held={name: self._held(name) for name in names if name in self.learned.layout.catalog},
         )
 
-    def apply(self, journals: Sequence[Records]) -> int:
+    def apply(self, journals: Sequence[Records], prints: Prints) -> int:
         """Write the changes; return how many units were written in place.
+
+        Args:
+            prints: of every tensor that is loaded whole: fingerprint before the changes, and after them.
 
         Memory: what this rank holds of a journal, up to 64 MiB of it, and all of it in a temporary file above that.
 
@@ -101,6 +109,10 @@ class RankWeights:
             TornUpdateError: it failed, and so did putting the old bits back.
             SynclineError: it failed; every bit is as it was.
         """
+        if self.is_applied:
+            raise CommitError(
+                "other changes were applied, and neither undone nor followed by a check"
+            )
         written = 0
         begun: list[Records] = []
 
@@ -109,11 +121,15 @@ class RankWeights:
             for journal in journals:
                 with Recorded(_IN_MEMORY_BYTES) as recorded:
                     written += self._write(journal, recorded, begun)
-            self._load({name: self.checkpoint.view(name) for name in self._dense(journals)})
+            after = ((name, self.checkpoint.view(name)) for name in self._dense(journals))
+            proved = {name: _proved(name, bits, prints, _AFTER) for name, bits in after}
+            self._has_loaded = True
+            self._load(proved)
 
         with torch_module().no_grad():
+            self._has_loaded = False
             self.is_applied = True  # should undoing fail, it can be asked for again
-            attempt(do, lambda: self._restore(begun))
+            attempt(do, lambda: self._restore(begun, prints))
         return written
 
     def _write(self, journal: Records, recorded: Recorded, begun: list[Records]) -> int:
@@ -124,17 +140,25 @@ class RankWeights:
         overwrite(local, self._target, are_apart=are_apart)
         return sum(record.new_bits.size for record in local)
 
-    def undo(self, journals: Sequence[Records]) -> int:
-        """Put back what stood there before; nothing to do where it still does."""
-        if self.is_applied:
-            with torch_module().no_grad():
-                self._restore(journals)
+    def undo(self, journals: Sequence[Records], prints: Prints) -> int:
+        """Put back what stood there before, or see that it still does.
+
+        Raises:
+            VerifyError: nothing is known to have been applied, and other bits stand there.
+        """
+        with torch_module().no_grad():
+            if self.is_applied:
+                self._restore(journals, prints)
+            elif journals:  # what a later one replaces was not there
+                record_all(self._local(journals[0]), self._locals, self._target, _Dropped())
         return 0
 
-    def _restore(self, journals: Sequence[Records]) -> None:
+    def _restore(self, journals: Sequence[Records], prints: Prints) -> None:
         for journal in reversed(journals):
             restore(_Mapped(self, journal), self._target)
-        self._load({name: self._before(name, journals) for name in self._dense(journals)})
+        names = self._dense(journals) if self._has_loaded else []
+        before = ((name, self._before(name, journals)) for name in names)
+        self._load({name: _proved(name, bits, prints, _BEFORE) for name, bits in before})
         self.is_applied = False
 
     def _local(self, journal: Records) -> Iterator[Record]:
@@ -201,6 +225,25 @@ class _Dropped:
 
     def add(self, record: Record) -> None:
         """Drop it."""
+
+
+def _proved(name: str, bits: Bits, prints: Prints, which: int) -> Bits:
+    """Return a copy of a tensor's bits that is proved.
+
+    Raises:
+        CommitError: the checkpoint does not hold what it should.
+    """
+    copy = bits.copy()
+    if (
+        name not in prints
+        or kernels.fingerprint(copy, 0, kernels.seeds(name)) != prints[name][which]
+    ):
+        raise CommitError(
+            f"tensor {name!r} is loaded whole, and the checkpoint does not hold the bits that are to be loaded; "
+            "nobody else may write there",
+            tensor=name,
+        )
+    return copy
 
 
 def _live(model: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from syncline.commit.journal import Journal, JournalWriter
 from syncline.engines import CheckpointDir
 from syncline.engines.passing import PassingEngine
-from syncline.errors import CommitError, SynclineError
+from syncline.errors import CommitError, FormatError, SynclineError
 from syncline.types import Bits, Record
 from syncline.version import HeldVersion, PartEntry
 
@@ -49,6 +49,24 @@ class Mirror(PassingEngine):
     def changed(self) -> Sequence[str]:
         """The tensors that pending changes touch."""
         return sorted(self._names)
+
+    def pending_to(self, target: HeldVersion) -> Sequence[PartEntry] | None:
+        """Return the changes that lead from what `settle` named to `target`, read once and whole.
+
+        None if it is not known what the server lacks of it, one that was lost or damaged included.
+        """
+        pending = self.pending
+        if pending is None or self._leads_to != target.sha256:
+            return None
+        try:
+            for part in pending:
+                with (self._staging / part.path).open("rb") as file:
+                    Journal(file, part.path, part)
+        except (OSError, FormatError) as error:
+            _log.warning("syncline: %s: changes are lost, all is loaded: %s", self._staging, error)
+            self.lose()
+            return None
+        return pending
 
     @property
     def pending(self) -> Sequence[PartEntry] | None:

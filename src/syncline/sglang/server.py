@@ -6,43 +6,35 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, get_args
 
 from syncline.abc import Observe, Store
 from syncline.engines import CheckpointDir
-from syncline.engines.checkpoint_files import CheckpointFiles
 from syncline.errors import (
-    CommitError,
     ConfigError,
     LayoutError,
     OutcomeUnknownError,
-    SynclineError,
     TornUpdateError,
     VerifyError,
 )
-from syncline.sglang import partial, proof
+from syncline.sglang import proof
 from syncline.sglang.answers import Server
-from syncline.sglang.broadcast import FromBroadcast, Group
-from syncline.sglang.buckets import FromMemory, cut
-from syncline.sglang.change import LOADER, Change, FromDirectory, InPlace
+from syncline.sglang.broadcast import Group
+from syncline.sglang.change import Change, InPlace
 from syncline.sglang.commit import Commit, CommitOptions, Committed
 from syncline.sglang.control import SglangHttp
-from syncline.sglang.groups import with_partners
 from syncline.sglang.mirror import Mirror
 from syncline.sglang.owner import Owner
 from syncline.sglang.proof import Proof
+from syncline.sglang.routes import ROUTES, Lack, Route, change_of, tidy
+from syncline.sglang.standing import end_late_pause, standing_of
 from syncline.sglang.versions import Rules
 from syncline.sync import AppliedVersion, Receiver
 from syncline.sync.accounting import Moved
-from syncline.sync.checks import check_layout, verify_engine
 from syncline.sync.named import is_named
 from syncline.sync.ours import as_commit_error
 from syncline.version import HeldVersion
 
-Route = Literal["auto", "in_place", "plugin", "disk", "memory", "distributed", "nccl"]
-ROUTES = get_args(Route)
-
-_LOOK_S = 10.0
+_NOT_TAKEN_BACK = (TornUpdateError, OutcomeUnknownError)
 
 
 class SglangServer:
@@ -95,6 +87,7 @@ class SglangServer:
         self._group: Group | None = None
         self._reached = reached
         self._held: HeldVersion | None = None
+        self._checksum: str | None = None
         self._start = ""
         self._may_pause_late = False
         self._last: Committed | None = None
@@ -126,7 +119,10 @@ class SglangServer:
         if self._owner.claim(about.start):
             self._doubt()
         self._recognise(rules, about)
-        self._check_going()
+        if self._held is not None and end_late_pause(
+            self._control, self._held, may_pause_late=self._may_pause_late, timeout_s=step_s
+        ):
+            self._may_pause_late = False
         started_s = time.monotonic()
         pulled = self._pull(version, repair=repair)
         self._stage_s = time.monotonic() - started_s
@@ -137,24 +133,31 @@ class SglangServer:
             self._lose()
         if self._held is not None and self._held.sha256 == target.sha256:
             return None
-        change = self._change(about)
-        commit = Commit(self._control, rules, self._options, self._reached)
-        if self._mirror.pending is None:
+        lack = Lack(about, self._staging, self._held, target, self._mirror.pending_to(target))
+        change = self._staged(lack)
+        commit = Commit(self._control, rules, self._options, about.tensor_ranks, self._reached)
+        if lack.pending is None:
             commit.close_left_open()
         proof.forget(self._staging)
         try:
-            self._last = _told(commit.put(change, str(target.version)), pulled.moved)
-        except (TornUpdateError, OutcomeUnknownError):
-            self._lose()
+            known = None if lack.pending is None else self._checksum
+            self._last = _told(commit.put(change, str(target.version), known), pulled.moved)
+        except BaseException as error:
+            # What interrupts, a signal for one, may have interrupted the taking back.
+            was_taken_back = isinstance(error, Exception) and not isinstance(error, _NOT_TAKEN_BACK)
+            if not was_taken_back:
+                self._lose()
             raise
         finally:
-            self._may_pause_late = commit.may_pause_late
+            self._may_pause_late |= commit.may_pause_late
+            tidy(self._staging)
         self._changed = len(self._mirror.changed)
         self._dense = len(change.dense) if isinstance(change, InPlace) else self._changed
         self._held = target
         self._mirror.settle(target)
-        if self._last.checksums is not None:
-            proof.write(self._staging, Proof(target.sha256, self._last.checksums.engine))
+        self._checksum = None if self._last.checksums is None else self._last.checksums.engine
+        if self._checksum is not None:
+            proof.write(self._staging, Proof(target.sha256, self._checksum))
         return self._last
 
     def held(self) -> HeldVersion | None:
@@ -171,14 +174,12 @@ class SglangServer:
         if not is_named(self._control, self._held):
             self._doubt()
             return False
-        try:
-            if self._control.server(_LOOK_S).start != self._start:
-                self._doubt()
-                return False
-            is_paused = self._control.is_paused(_LOOK_S)
-        except SynclineError:  # busy or gone: its name said nothing against it
-            return False
-        return not is_paused and not (is_paused is None and self._may_pause_late)
+        standing = standing_of(self._control, self._start)
+        if standing == "started anew":
+            self._doubt()
+        elif standing == "cannot tell" and self._may_pause_late:
+            self._control.resume(self._options.step_timeout_s)  # harmless where it is not needed
+        return standing in ("generates", "cannot tell")
 
     def figures(self) -> Mapping[str, float]:
         """Return what the last commit took, by name of the metric."""
@@ -209,75 +210,43 @@ class SglangServer:
         if about.label != str(held.version):
             self._control.set_label(str(held.version), self._options.step_timeout_s)
         self._control.resume(self._options.step_timeout_s)  # whoever paused it may have died
-        self._held = held
+        self._held, self._checksum = held, known.checksum
         self._mirror.settle(held)
-
-    def _check_going(self) -> None:
-        """Let a server go on that heard late of a pause of ours.
-
-        Raises:
-            CommitError: it holds a known version, and somebody else has paused it.
-        """
-        if self._held is None:
-            return  # it will be paused and go on
-        step_s = self._options.step_timeout_s
-        is_paused = self._control.is_paused(step_s)
-        if self._may_pause_late and is_paused is not False:
-            self._control.resume(step_s)
-            self._may_pause_late = False
-        elif is_paused:
-            raise CommitError(
-                f"version {self._held.version}: expected the server to generate, found it paused by somebody "
-                "else; continue it (/continue_generation), or stop whoever else updates it"
-            )
 
     def _pull(self, version: int | None, *, repair: bool) -> AppliedVersion:
         """Bring the checkpoint to a version; what the server lacks of it is kept."""
-        if not repair:
-            return self._receiver.sync(version)
         try:
-            pulled = self._receiver.sync(version)
-            held = self._mirror.held()
-            if held is not None:
-                verify_engine(self._mirror, held.manifest)
+            return self._receiver.sync(version)
         except (VerifyError, LayoutError):
-            pulled = self._receiver.sync(version, repair=True)
-        return pulled
+            if not repair:
+                raise
+        return self._receiver.sync(version, repair=True)
 
-    def _change(self, about: Server) -> Change:
-        """Choose how to put in what the server lacks, and stage it."""
-        pending = self._mirror.pending
-        if pending is None:
-            self._check_names(about)
-            return FromDirectory(self._mirror.path, None)
-        has_loader = LOADER in about.loaders
-        if self._route == "in_place" and not has_loader:
-            raise ConfigError(
-                f"route 'in_place': expected the server to have --custom-weight-loader {LOADER}, found "
-                f"{list(about.loaders)}; start it with that, or use the route 'disk'"
+    def _staged(self, lack: Lack) -> Change:
+        """Stage what the server lacks; a damaged checkpoint is repaired, if all of it is to be loaded.
+
+        Raises:
+            VerifyError: changes do not lead to the version: all of it is to be loaded next time.
+        """
+
+        def change() -> Change:
+            return change_of(
+                lack, self._mirror, self._route, lambda: self._joined(lack.about.tensor_ranks)
             )
-        if has_loader and self._route in ("auto", "in_place"):
-            return InPlace(self._staging, self._mirror.path, pending, about.tensor_ranks)
-        if self._route == "plugin":
-            return InPlace(
-                self._staging, self._mirror.path, pending, about.tensor_ranks, hooked=True
-            )
-        self._check_names(about)
-        mirror, metas = self._mirror, self._mirror.tensors()
-        if self._route in ("memory", "distributed", "nccl"):
-            buckets = cut(mirror.changed, metas)
-            if self._route == "memory":
-                return FromMemory(buckets, mirror.view, mirror.before, about.tensor_ranks)
-            group = self._joined(about.tensor_ranks)
-            return FromBroadcast(group, buckets, mirror.view, mirror.before)
-        new, old = self._staging / "new", self._staging / "old"
-        names = with_partners(mirror.changed, metas)
-        partial.write(new, metas, names, mirror.view, mirror.path)
-        partial.write(old, metas, names, mirror.before, mirror.path)
-        return FromDirectory(new, old)
+
+        try:
+            return change()
+        except VerifyError:
+            self._mirror.lose()
+            if lack.pending is not None:
+                raise
+        self._receiver.sync(lack.target.version, repair=True)
+        return change()
 
     def _joined(self, ranks: int) -> Group:
         """Return the group with this server's ranks; it lasts as long as nothing fails."""
+        if self._group is not None and self._group.is_broken:
+            self._leave()
         if self._group is None:
             self._group = Group(
                 self._control,
@@ -288,44 +257,21 @@ class SglangServer:
             )
         return self._group
 
-    def _check_names(self, about: Server) -> None:
-        """Check that what the server was loaded from has the tensors that it is about to be given.
-
-        Raises:
-            LayoutError: it has others, or its directory cannot be seen from here.
-        """
-        loaded = Path(about.model_path)
-        try:
-            if loaded.resolve() == self._mirror.path.resolve() or self._staging in (
-                loaded,
-                *loaded.parents,
-            ):
-                return
-            found = CheckpointFiles(loaded).metas()
-        # A path that is none is a ValueError, one that leads in a circle a RuntimeError.
-        except (SynclineError, OSError, ValueError, RuntimeError) as error:
-            raise LayoutError(
-                f"the server was loaded from {loaded}, which cannot be read here ({error}), so it is not known "
-                f"whether its tensors are those of {self._mirror.path}; start it from that directory"
-            ) from error
-        held = self._mirror.held()
-        if held is not None:
-            check_layout(found, held.manifest)
-
     def _doubt(self) -> None:
         """Note that the server may have been started anew, or written by somebody else: checksums will tell."""
-        self._held = None
+        self._held = self._checksum = None
         self._mirror.lose()
-        if self._group is not None:
-            self._group.close()
-            self._group = None
+        self._leave()
 
     def close(self) -> None:
         """Let the server leave the group, if there is one, and let others follow it."""
+        self._leave()
+        self._owner.release()
+
+    def _leave(self) -> None:
         if self._group is not None:
             self._group.close()
             self._group = None
-        self._owner.release()
 
     def _lose(self) -> None:
         """Note that what the server holds is not known."""

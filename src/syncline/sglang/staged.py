@@ -10,6 +10,7 @@ what it raises.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Any, Literal, cast
 
 from syncline.errors import CommitError, FormatError
 from syncline.format import strict_json
+from syncline.types import Fingerprint
 from syncline.version import PartEntry
 
 Act = Literal["check", "apply", "undo"]
@@ -26,6 +28,7 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 ORDER = "order.json"
 _LIMIT_BYTES = 64 << 20
 _LOOK_S = 0.005
+_FINGERPRINT = re.compile("[0-9a-f]{32}")
 _ACTS = ("check", "apply", "undo")
 
 
@@ -38,12 +41,15 @@ class Order:
         act: `check` that the changes fit, and write nothing; `apply` them; `undo` them.
         checkpoint: directory with every tensor as it is after the changes.
         journals: the changes, in order: name inside the staging directory, size, digest.
+        prints: of every changed tensor, and of those that are loaded with it: fingerprint before the changes,
+            and after them.
     """
 
     identity: str
     act: Act
     checkpoint: str
     journals: tuple[PartEntry, ...]
+    prints: Mapping[str, tuple[Fingerprint, Fingerprint]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,9 @@ def write_order(directory: Path, order: Order) -> None:
         "act": order.act,
         "checkpoint": order.checkpoint,
         "journals": [[part.path, part.size_bytes, part.sha256] for part in order.journals],
+        "prints": {
+            name: [before.hex(), after.hex()] for name, (before, after) in order.prints.items()
+        },
     }
     _replace(directory / ORDER, strict_json.dump(document))
 
@@ -106,6 +115,10 @@ def read_order(directory: Path) -> Order:
         cast("Act", act),
         str(found.get("checkpoint")),
         tuple(journals),
+        {
+            name: _prints(pair, where)
+            for name, pair in strict_json.members(found.get("prints"), where).items()
+        },
     )
 
 
@@ -159,6 +172,19 @@ def forget_answers(directory: Path) -> None:
         raise CommitError(f"{path} cannot be removed: {error.strerror}") from error
 
 
+def forget_order(directory: Path) -> None:
+    """Remove the order and its answers: a rank that comes to it late does nothing.
+
+    Raises:
+        CommitError: the system refuses.
+    """
+    try:
+        (directory / ORDER).unlink(missing_ok=True)
+    except OSError as error:
+        raise CommitError(f"{directory / ORDER} cannot be removed: {error.strerror}") from error
+    forget_answers(directory)
+
+
 def has_answers(directory: Path) -> bool:
     """Tell whether some rank has answered since `forget_answers`."""
     return any(directory.glob("answer-*.json"))
@@ -182,6 +208,17 @@ def _answered(path: Path) -> Answer:
         held,
         found.get("is_strange") is not False,
     )
+
+
+def _prints(value: object, where: str) -> tuple[Fingerprint, Fingerprint]:
+    before, after = (_print(one, where) for one in _some(2, value, where))
+    return before, after
+
+
+def _print(value: object, where: str) -> Fingerprint:
+    if not isinstance(value, str) or _FINGERPRINT.fullmatch(value) is None:
+        raise FormatError(f"{where}: expected a fingerprint, found {value!r:.80}")
+    return Fingerprint.from_hex(value)
 
 
 def _box(value: object, where: str) -> Box:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from syncline.abc import Buffer, Store
+from syncline.stores.passing import PassingStore
 from syncline.types import ObjectInfo
 
 Hook = Callable[[str], None]
 
 
-class HookedStore(Store):
+class HookedStore(PassingStore):
     """Another store, with calls of yours around what it does.
 
     Args:
@@ -33,14 +34,9 @@ class HookedStore(Store):
     def __init__(
         self, store: Store, *, post_write: Hook | None = None, pre_read: Hook | None = None
     ) -> None:
-        self._store = store
+        super().__init__(store)
         self._post_write = _nothing if post_write is None else post_write
         self._pre_read = _nothing if pre_read is None else pre_read
-        self.visible_within_s = store.visible_within_s
-        self.is_remote = store.is_remote
-
-    def __str__(self) -> str:
-        return str(self._store)
 
     def put(self, key: str, chunks: Iterable[Buffer]) -> None:
         """Create the object, then call `post_write`; see `Store.put`."""

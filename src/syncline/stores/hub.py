@@ -27,6 +27,7 @@ from syncline.format.part import temporary_file
 from syncline.stores.incoming import Incoming
 from syncline.stores.obstore_errors import without_secrets
 from syncline.stores.remote import RemoteStore
+from syncline.stores.streams import PIECE_BYTES
 from syncline.stores.writes import Leased, lease_on
 from syncline.types import ObjectInfo
 
@@ -109,6 +110,10 @@ class _Bucket:
         end = found.size if stop is None else min(stop, found.size)
         return b"" if start >= end else self._part(key, found, start, end)
 
+    def stream(self, key: str, start: int, stop: int) -> Iterator[bytes]:
+        for at in range(start, stop, PIECE_BYTES):
+            yield self.get(key, at, min(at + PIECE_BYTES, stop))
+
     def size_bytes(self, key: str) -> int:
         return int(self._info(key).size)
 
@@ -136,8 +141,8 @@ class _Bucket:
             if item.type == "file" and item.path.startswith(self._prefix)
         ]
 
-    def write(self, key: str, content: bytes) -> None:
-        self._batch(f"put {key}", add=[(content, self._prefix + key)])
+    def write(self, key: str, content: Buffer) -> None:
+        self._batch(f"put {key}", add=[(bytes(content), self._prefix + key)])
 
     def put_pieces(self, key: str, chunks: Iterable[Buffer], *, streams: int, doing: str) -> None:
         incoming = Incoming(chunks)

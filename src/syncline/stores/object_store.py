@@ -1,6 +1,6 @@
 """A store in anything that obstore opens: S3 and what speaks it, Google Cloud Storage, Azure, its memory store.
 
-Objects that fit in one request are put with the condition that the key is free. Larger ones go up in
+Objects up to 128 MiB are put in one request with the condition that the key is free. Larger ones go up in
 pieces under a hidden key and are then copied by the service, on the same condition, so that no more than a
 few pieces are in memory. Compare-and-swap is a put on condition of the entity tag that was read. A service that
 speaks S3 but has no conditions is found out before the first write, and a lease stands in for them.
@@ -31,7 +31,8 @@ class ObjectStore(RemoteStore):
         store: made by `obstore.store.from_url` or one of its classes. On S3 it must be configured with
             `copy_if_not_exists="multipart"`, as `open_store` does, for objects above `one_request_bytes`.
         name: what messages call it; no secret may be in it.
-        one_request_bytes: the largest object that is put in one request, from memory.
+        one_request_bytes: the largest object that is put in one request, from memory; above 32 MiB only where
+            the last puts were so fast that it takes some ten seconds at most. A copy costs the service more.
         deadline_s: how long a request that fails in passing (cut connection, status 5xx or 429) is tried
             again, with growing pauses.
         writes: `conditional`: by the service's own conditions; `lease`: for services without
@@ -51,7 +52,7 @@ class ObjectStore(RemoteStore):
         store: Any,
         *,
         name: str | None = None,
-        one_request_bytes: int = 32 << 20,
+        one_request_bytes: int = 128 << 20,
         deadline_s: float = DEADLINE_S,
         writes: WriteKind = "auto",
     ) -> None:

@@ -5,16 +5,25 @@ from __future__ import annotations
 import itertools
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing, suppress
 from typing import Protocol
 
+from syncline import config
 from syncline.abc import Buffer, Store
 from syncline.errors import StoreError
 from syncline.format.digest import Tally
 from syncline.stores import keys
 from syncline.stores.obstore_errors import taken
-from syncline.stores.streams import PIECE_BYTES, Width, ordered
+from syncline.stores.streams import (
+    GET_STREAMS,
+    PIECE_BYTES,
+    PUT_STREAMS,
+    TRIAL_BYTES,
+    Width,
+    ordered,
+)
 from syncline.stores.writes import HIDDEN, Conditional, Plain, Writes
 from syncline.types import ObjectInfo
 
@@ -24,6 +33,9 @@ class Objects(Plain, Protocol):
 
     def get(self, key: str, start: int, stop: int | None) -> bytes:
         """Return bytes `start:stop`, clipped to the object's size."""
+
+    def stream(self, key: str, start: int, stop: int) -> Iterator[bytes]:
+        """Yield bytes `start:stop` as they come, clipped to the object's size."""
 
     def list(self, parent: str | None) -> list[ObjectInfo]:
         """Return every object below a directory, in no order."""
@@ -36,6 +48,8 @@ class Objects(Plain, Protocol):
 
 
 _PUTS_AT_ONCE = 4
+_ONE_REQUEST_BYTES = 32 << 20
+_ONE_REQUEST_S = 10.0
 
 
 class RemoteStore(Store):
@@ -44,7 +58,8 @@ class RemoteStore(Store):
     Args:
         service: the calls.
         name: what messages call the store.
-        one_request_bytes: the largest object that is put from memory.
+        one_request_bytes: the largest object that is put in one request, from memory; above 32 MiB only where
+            the last puts were so fast that it takes some ten seconds at most.
         decide: says how writes are made; called once, before the first one.
 
     Safe to use from many threads.
@@ -66,8 +81,9 @@ class RemoteStore(Store):
         self._decide = decide
         self._writes: Writes | None = None
         self._deciding = threading.Lock()
-        self._get_width = Width()
-        self._put_width = Width()
+        self._put_bytes_per_s = 0.0
+        self._get_width = Width(GET_STREAMS)
+        self._put_width = Width(PUT_STREAMS)
 
     def __str__(self) -> str:
         return self._name
@@ -89,15 +105,16 @@ class RemoteStore(Store):
         """Create the object; see `Store.put`."""
         keys.split(key)
         source = iter(chunks)
-        first: list[Buffer] = []
-        first_bytes = 0
+        begun = bytearray()
         for chunk in source:
-            first.append(bytes(chunk))
-            first_bytes += memoryview(chunk).nbytes
-            if first_bytes > self._one_request_bytes:
-                self._put_in_pieces(key, itertools.chain(first, source))
+            begun += chunk
+            if len(begun) > self._most_at_once():
+                self._put_in_pieces(key, itertools.chain(_sliced(begun), source))
                 return
-        self._decided().create(key, b"".join(first))
+        writes = self._decided()
+        begun_at = time.monotonic()
+        writes.create(key, begun)
+        self._was_put(len(begun), begun_at)
 
     def get(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
         """Return bytes `start:stop` of the object; see `Store.get`."""
@@ -105,19 +122,49 @@ class RemoteStore(Store):
         return self._service.get(key, start, stop)
 
     def pieces(self, key: str, size_bytes: int) -> Iterator[bytes]:
-        """Yield the object in order; see `Store.pieces`. Several ranges are fetched at once.
+        """Yield the object in order; see `Store.pieces`.
 
-        A range whose connection is cut is fetched again, the others are not.
+        By one request, or by several ranges at once where large objects were measured to come faster so. What is
+        cut is asked for again, the rest is not.
         """
         keys.split(key)
+        start = 0
+        while start < size_bytes:
+            is_whole = self._comes_whole(size_bytes - start)
+            with closing(self._found(key, start, size_bytes, is_whole=is_whole)) as found:
+                for piece in found:
+                    yield piece
+                    start += len(piece)
+                    if is_whole and size_bytes - start > TRIAL_BYTES and not self._comes_whole():
+                        break
+                else:
+                    if is_whole or self._get_width.streams > 1:
+                        return  # all of it, or it is shorter
+
+    def _comes_whole(self, left_bytes: int = TRIAL_BYTES) -> bool:
+        is_narrow = self._get_width.streams == 1 or config.threads() == 1
+        return is_narrow or left_bytes <= PIECE_BYTES
+
+    def _found(
+        self, key: str, start: int, stop: int, *, is_whole: bool
+    ) -> Generator[bytes, None, None]:
+        if is_whole:
+            return self._streamed(key, start, stop)
 
         def fetch(start: int) -> bytes:
-            return self._service.get(key, start, min(start + PIECE_BYTES, size_bytes))
+            return self._service.get(key, start, min(start + PIECE_BYTES, stop))
 
-        if size_bytes <= PIECE_BYTES:
-            yield from map(fetch, range(0, size_bytes, PIECE_BYTES))
-            return
-        yield from ordered(range(0, size_bytes, PIECE_BYTES), fetch, self._get_width)
+        return ordered(range(start, stop, PIECE_BYTES), fetch, self._get_width)
+
+    def _streamed(self, key: str, start: int, stop: int) -> Generator[bytes, None, None]:
+        width = self._get_width
+        is_measured = stop - start > TRIAL_BYTES
+        for number, chunk in enumerate(self._service.stream(key, start, stop)):
+            if is_measured and number == 0:
+                width.begin()  # what came before the first byte is waited for only once
+            elif is_measured and width.streams == 1:
+                width.moved(len(chunk))
+            yield chunk
 
     def list(self, prefix: str = "") -> list[ObjectInfo]:
         """Return the objects whose key begins with `prefix`; see `Store.list`."""
@@ -149,22 +196,39 @@ class RemoteStore(Store):
         *parents, _ = keys.split(key)
         hidden = "/".join([*parents, f"{HIDDEN}{secrets.token_hex(8)}"])
         tally = Tally(chunks)
+        begun_at = time.monotonic()
         try:
             self._put_width.begin()
             streams = self._put_width.streams
             self._service.put_pieces(hidden, tally, streams=streams, doing=f"put {key}")
             entry = tally.entry(key)
-            self._put_width.moved(entry.size_bytes, requests=streams)
+            self._put_width.moved(entry.size_bytes)
+            self._was_put(entry.size_bytes, begun_at)
             writes.create_from(hidden, key, entry.sha256)
         finally:
             with suppress(StoreError):  # hidden, so harmless; the error before it is what matters
                 self._service.remove(hidden)
+
+    def _most_at_once(self) -> int:
+        """Return how much to put in one request: one that takes long is lost whole when its connection is cut."""
+        most_bytes = max(_ONE_REQUEST_BYTES, int(self._put_bytes_per_s * _ONE_REQUEST_S))
+        return min(self._one_request_bytes, most_bytes)
+
+    def _was_put(self, nbytes: int, begun_at: float) -> None:
+        if nbytes >= PIECE_BYTES:  # the seconds of a smaller one say more of the way's length
+            self._put_bytes_per_s = nbytes / max(time.monotonic() - begun_at, 1e-9)
 
     def _decided(self) -> Writes:
         with self._deciding:
             if self._writes is None:
                 self._writes = self._decide()
             return self._writes
+
+
+def _sliced(content: Buffer) -> Iterator[memoryview]:
+    with memoryview(content) as whole:
+        for start in range(0, len(whole), PIECE_BYTES):
+            yield whole[start : start + PIECE_BYTES]
 
 
 def _is_hidden(key: str) -> bool:

@@ -5,7 +5,7 @@ Everything that Syncline asks of a service goes through here. Nothing is conditi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -17,10 +17,12 @@ from syncline.errors import ObjectNotFoundError, StoreError
 from syncline.stores.obstore_errors import FROM_OBSTORE, is_passing, mapped, without_secrets
 from syncline.stores.patience import Patience
 from syncline.stores.pump import pumped
-from syncline.stores.streams import PIECE_BYTES
+from syncline.stores.streams import CHUNK_BYTES, PIECE_BYTES
 from syncline.types import ObjectInfo
 
 T = TypeVar("T")
+
+_LEAST_CHUNK_BYTES = 16 << 10
 
 MARK = "syncline"
 """Attribute that names the one put that an object came from, so that a put whose answer was lost is known."""
@@ -77,6 +79,36 @@ class Service:
                 raise
             return b""
 
+    def stream(self, key: str, start: int, stop: int) -> Generator[bytes, None, None]:
+        """Yield bytes `start:stop` as they come, clipped to the object's size. Cost: one request, mostly.
+
+        Where the connection is cut the rest is asked for, as often as more comes.
+        """
+        chunk_bytes = min(CHUNK_BYTES, max(_LEAST_CHUNK_BYTES, (stop - start) // 32))
+
+        def attempt() -> tuple[Iterator[bytes], bytes | None]:
+            # No range where none is needed: servers and caches between answer that best.
+            options: Any = {} if start == 0 else {"options": {"range": (start, stop)}}
+            chunks = iter(obstore.get(self._store, key, **options).stream(chunk_bytes))
+            return chunks, next(chunks, None)
+
+        while start < stop:
+            try:
+                chunks, chunk = self._call(f"get {key}", attempt)
+            except StoreError:
+                if start == 0 or start < self.size_bytes(key):
+                    raise
+                return  # asked beyond its end, see `get`
+            while chunk is not None and start < stop:
+                yield chunk[: stop - start]
+                start += len(chunk)
+                try:
+                    chunk = next(chunks, None)
+                except FROM_OBSTORE:
+                    break  # what does not pass is met again by the next attempt
+            else:
+                return
+
     def size_bytes(self, key: str) -> int:
         """Return the object's size."""
         return self._call(f"get {key}", lambda: int(obstore.head(self._store, key)["size"]))
@@ -111,7 +143,7 @@ class Service:
             ],
         )
 
-    def put_if(self, key: str, content: bytes, mode: Any, mark: str) -> dict[str, str]:
+    def put_if(self, key: str, content: Buffer, mode: Any, mark: str) -> dict[str, str]:
         """Put an object in one request under a condition; raises obstore's own errors, tries once.
 
         Returns the condition under which the object is still this one; empty if the service tells none.
@@ -131,9 +163,11 @@ class Service:
         """Let the service copy an object to a free key; raises obstore's own errors, tries once."""
         obstore.copy(self._store, source, key, overwrite=False)
 
-    def write(self, key: str, content: bytes) -> None:
+    def write(self, key: str, content: Buffer) -> None:
         """Put an object whatever is there."""
-        self._call(f"put {key}", lambda: obstore.put(self._store, key, content))
+        self._call(
+            f"put {key}", lambda: obstore.put(self._store, key, content, use_multipart=False)
+        )
 
     def copy(self, source: str, key: str) -> None:
         """Let the service copy an object whatever is there."""

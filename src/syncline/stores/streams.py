@@ -1,73 +1,87 @@
-"""Many requests at once for one object: as many as the link was measured to reward, results in order."""
+"""One request or many at once for one object: as many as the link was measured to reward, results in order."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from syncline import config
 
+CHUNK_BYTES = 256 << 10
+"""Least bytes of a large response that are handed on at once."""
+
 PIECE_BYTES = 8 << 20
 """Bytes of one ranged get, and of one piece of a multipart put."""
 
-MOST_STREAMS = 8
-"""Most requests at once for one object; times `PIECE_BYTES` it bounds the memory of a transfer."""
+GET_STREAMS = (1, 4, 8)
+PUT_STREAMS = (4, 8)
+"""Requests at once for one object, tried in this order; the last, times `PIECE_BYTES`, bounds the memory of a transfer."""
+
+MOST_STREAMS = GET_STREAMS[-1]
+TRIAL_BYTES = 4 * PIECE_BYTES
+"""What is moved before one number of requests is compared with the one before."""
 
 _WORTH_IT = 1.1
 
 
 class Width:
-    """How many requests to keep under way: doubled as long as that moves at least a tenth more.
+    """How many requests to keep under way: more as long as that moves at least a tenth more.
 
-    It starts at 4, and settles where doubling stops paying. One instance belongs to one store and one
-    direction, so that what one object taught serves the next.
+    One instance belongs to one store and one direction, so that what one object taught serves the next. A
+    service that is slow to begin each answer, or a link that one request fills, keeps it at one.
 
-    Attributes:
-        streams: how many requests to keep under way now.
+    Args:
+        choices: numbers of requests, rising.
 
     Example:
         >>> now = iter([0.0, 1.0, 2.0])
-        >>> width = Width(clock=lambda: next(now))
+        >>> width = Width(GET_STREAMS, clock=lambda: next(now))
         >>> width.begin()
-        >>> for nbytes in (100, 100):
-        ...     width.moved(nbytes, requests=width.streams)
+        >>> for _ in range(2):
+        ...     width.moved(TRIAL_BYTES)
         ...     print(width.streams)
-        8
         4
+        1
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.streams = 4
+    def __init__(self, choices: Sequence[int], clock: Callable[[], float] = time.monotonic) -> None:
+        self._choices = choices
+        self._at = 0
         self._clock = clock
         self._best_bytes_per_s = 0.0
         self._is_settled = False
         self._restart(0.0)
 
+    @property
+    def streams(self) -> int:
+        """How many requests to keep under way now."""
+        return self._choices[self._at]
+
     def begin(self) -> None:
         """Measure from here on: before this the link was idle."""
         self._restart(self._clock())
 
-    def moved(self, nbytes: int, *, requests: int = 1) -> None:
-        """Note that requests with this many bytes together ended; may change `streams`."""
+    def moved(self, nbytes: int) -> None:
+        """Note that so many bytes came, or went; may change `streams`."""
         self._bytes += nbytes
-        self._requests += requests
-        if self._is_settled or self._requests < self.streams:
+        if self._is_settled or self._bytes < TRIAL_BYTES:
             return
         now = self._clock()
         rate = self._bytes / max(now - self._begun_at, 1e-9)
         if rate < self._best_bytes_per_s * _WORTH_IT:
-            self.streams //= 2
+            self._at -= 1
             self._is_settled = True
             return
         self._best_bytes_per_s = rate
-        self._is_settled = self.streams >= MOST_STREAMS
-        self.streams = min(MOST_STREAMS, self.streams * 2)
+        self._is_settled = self._at == len(self._choices) - 1
+        if not self._is_settled:
+            self._at += 1
         self._restart(now)
 
     def _restart(self, now: float) -> None:
-        self._begun_at, self._bytes, self._requests = now, 0, 0
+        self._begun_at, self._bytes = now, 0
 
 
 def ordered(
@@ -75,7 +89,8 @@ def ordered(
 ) -> Generator[bytes, None, None]:
     """Yield what `fetch` returns for each start, in order, with `width.streams` of them under way.
 
-    With one thread (`config.threads()`) each is fetched where it is asked for.
+    Ends early, with nothing under way, once the width is one. With one thread (`config.threads()`) each is fetched
+    where it is asked for.
 
     Raises:
         Whatever `fetch` raises, at its place; then, and when the caller stops early, nothing runs on.
@@ -89,6 +104,8 @@ def ordered(
     with ThreadPoolExecutor(MOST_STREAMS, thread_name_prefix="syncline-stream") as pool:
         try:
             for start in starts:
+                if width.streams == 1:
+                    break
                 waiting.append(pool.submit(fetch, start))
                 while len(waiting) >= width.streams:
                     yield _first(waiting, width)

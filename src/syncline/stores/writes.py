@@ -8,6 +8,7 @@ from typing import Protocol
 
 from obstore.exceptions import AlreadyExistsError, PreconditionError
 
+from syncline.abc import Buffer
 from syncline.errors import (
     ObjectExistsError,
     StoreError,
@@ -28,7 +29,7 @@ _MET = (AlreadyExistsError, PreconditionError)
 class Writes(Protocol):
     """How a store makes its three kinds of writes."""
 
-    def create(self, key: str, content: bytes) -> None:
+    def create(self, key: str, content: Buffer) -> None:
         """Put an object where none is."""
 
     def swap(self, key: str, expected: bytes | None, new: bytes) -> None:
@@ -50,7 +51,7 @@ class Plain(Protocol):
     def has(self, key: str) -> bool:
         """Tell whether there is such an object."""
 
-    def write(self, key: str, content: bytes) -> None:
+    def write(self, key: str, content: Buffer) -> None:
         """Put an object whatever is there."""
 
     def copy(self, source: str, key: str) -> None:
@@ -68,7 +69,7 @@ class Conditional:
         self._service = service
         self._swapped: dict[str, tuple[bytes, dict[str, str]]] = {}
 
-    def create(self, key: str, content: bytes) -> None:
+    def create(self, key: str, content: Buffer) -> None:
         """Put an object where none is; see `Writes`."""
         mark = secrets.token_hex(8)
 
@@ -154,7 +155,7 @@ class Leased:
         self._service = service
         self._lease = lease
 
-    def create(self, key: str, content: bytes) -> None:
+    def create(self, key: str, content: Buffer) -> None:
         """Put an object where none is; see `Writes`."""
         with self._lease.held() as check:
             self._check_free(key)

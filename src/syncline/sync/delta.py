@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import closing
@@ -24,6 +25,7 @@ from syncline.types import ZERO, Step, TensorMeta
 from syncline.version import Manifest, PartEntry, TensorEntry
 
 _REMOTE_PARTS = 8
+_LAST_SHARES = (0.5, 0.25, 0.25)
 _REMOTE_PART_BYTES = 64 << 20
 
 
@@ -60,7 +62,8 @@ class DeltaWriter:
         self._memory_bytes = max(1, options.memory_bytes // at_once)
         self._phases = phases
         self._observe = observe
-        self._count = _part_count(base.model_bytes, options.part_bytes, is_wide=at_once > 1)
+        self._ends = part_ends(base.model_bytes, options.part_bytes, is_wide=at_once > 1)
+        self._count = len(self._ends)
         self._closed = 0
         self._done_bytes = 0
         self._seen: set[str] = set()
@@ -102,10 +105,7 @@ class DeltaWriter:
         self._seen.add(meta.name)
 
     def _close_full_parts(self) -> None:
-        share_bytes = self._base.model_bytes / self._count
-        while (
-            self._closed < self._count - 1 and self._done_bytes >= (self._closed + 1) * share_bytes
-        ):
+        while self._closed < self._count - 1 and self._done_bytes >= self._ends[self._closed]:
             self._close_part()
 
     def _close_part(self) -> None:
@@ -179,10 +179,19 @@ class _Found:
                 self.digest = piece.digest.hexdigest()
 
 
-def _part_count(model_bytes: int, part_bytes: int, *, is_wide: bool) -> int:
-    """Return how many parts a delta has: over a link several, so that it is busy while the rest is encoded."""
+def part_ends(model_bytes: int, part_bytes: int, *, is_wide: bool) -> list[float]:
+    """Return after how many bytes of weights each part of a delta ends.
+
+    Over a link there are several, so that it is busy while the rest is encoded, and the last ones are ever
+    smaller: what an engine still has to decode when the last byte has come is short.
+    """
     count = max(1, math.ceil(model_bytes / part_bytes))
-    return max(count, min(_REMOTE_PARTS, model_bytes // _REMOTE_PART_BYTES)) if is_wide else count
+    if is_wide:
+        count = max(count, min(_REMOTE_PARTS, model_bytes // _REMOTE_PART_BYTES))
+    shares = [1.0] * count
+    if is_wide and count > 1:
+        shares[-1:] = _LAST_SHARES
+    return [model_bytes * end / count for end in itertools.accumulate(shares)]
 
 
 def dense_bytes(meta: TensorMeta) -> int:

@@ -19,9 +19,10 @@ from syncline.errors import (
 from syncline.format import digest, names
 from syncline.format import head as head_format
 from syncline.format import manifest as manifest_format
+from syncline.format.table import MAX_INLINE_TENSORS
 from syncline.threads import Background
 from syncline.types import Fingerprint
-from syncline.version import Head, HeldVersion, PartEntry
+from syncline.version import Head, HeldVersion, Manifest, PartEntry
 
 _NONE: Mapping[str, bytes] = MappingProxyType({})
 
@@ -46,15 +47,15 @@ class History:
 
         Args:
             held: version from which somebody goes on; its manifest is not read again. A remote store is asked for
-                the manifest of the next one together with HEAD, which saves a round trip whenever there is one.
+                manifest and table of the next one together with HEAD, which saves round trips whenever there is one.
         """
         early: dict[str, bytes] = {}
-        with Background() as beside:
+        with Background(2) as beside:
             # A store that lags would wait for a manifest that may never come.
             if held is not None and store.is_remote and store.visible_within_s == 0:
-                beside.run(
-                    partial(_read_early, store, names.key(held.version + 1, names.MANIFEST), early)
-                )
+                for name in _described_by(held.manifest):
+                    key = names.key(held.version + 1, name)
+                    beside.run(partial(_read_early, store, key, early))
             raw = read_head(store)
         if raw is None:
             raise StoreError(
@@ -194,7 +195,17 @@ class History:
 
     def _sidecar(self, version: int, wanted: PartEntry) -> bytes:
         key = names.key(version, wanted.path)
+        raw = self._early.get(key, b"")
+        if digest.sha256(raw) == wanted.sha256:
+            return raw
         return self.store.get(key, 0, wanted.size_bytes + 1)
+
+
+def _described_by(manifest: Manifest) -> tuple[str, ...]:
+    """Return the objects that say what is in a version; the next one has as many tensors."""
+    if len(manifest.tensors) <= MAX_INLINE_TENSORS:
+        return (names.MANIFEST,)
+    return names.MANIFEST, names.SIDECAR
 
 
 def _read_early(store: Store, key: str, early: dict[str, bytes]) -> None:

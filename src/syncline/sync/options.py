@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from os import PathLike
 from typing import Any, Literal
 
@@ -158,3 +159,23 @@ class PublisherOptions:
                 "layout 'slime': expected encoding 'xor' or 'overwrite' and full_encoding 'full', found "
                 f"{self.encoding!r} and {self.full_encoding!r}; its readers take no others"
             )
+
+
+def named(options: Mapping[str, Any]) -> PublisherOptions:
+    """Return options by the names of their fields.
+
+    Raises:
+        ConfigError: there is no such field; names the nearest one. Or see `PublisherOptions`.
+
+    Example:
+        >>> named({"encodng": "xor"})
+        Traceback (most recent call last):
+        syncline.errors.ConfigError: a publisher has no option 'encodng'; did you mean 'encoding'?
+    """
+    known = [field.name for field in fields(PublisherOptions)]
+    for name in options:
+        if name not in known:
+            nearest = get_close_matches(name, known, 1)
+            meant = f"did you mean {nearest[0]!r}?" if nearest else f"it has {', '.join(known)}"
+            raise ConfigError(f"a publisher has no option {name!r}; {meant}")
+    return PublisherOptions(**options)

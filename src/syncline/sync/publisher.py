@@ -24,7 +24,7 @@ from syncline.sync.live import Courier, Goods, Whole
 from syncline.sync.meeting import Meeting, meet
 from syncline.sync.metered import MeteredStore
 from syncline.sync.notify import clients, notify
-from syncline.sync.options import PublisherOptions
+from syncline.sync.options import named
 from syncline.sync.ownership import Ownership
 from syncline.sync.phases import Phases
 from syncline.sync.receiver import Receiver
@@ -90,7 +90,7 @@ class Publisher:
         **options: Any,
     ) -> None:
         check_kind("store", store, Store)
-        self.options = PublisherOptions(**options)
+        self.options = named(options)
         self._live = None if live is None else self._courier(live, observe)
         self._told = clients(self.options.notify, self.options.notify_token_env)
         if self.options.layout == "slime":

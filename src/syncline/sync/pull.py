@@ -15,6 +15,7 @@ from syncline.sync.checks import check_layout, check_link
 from syncline.sync.decode import DeltaDecoder, decode_all
 from syncline.sync.fetch import IN_MEMORY_BYTES, check_objects, fetch_files, fetched
 from syncline.sync.history import is_same_weights
+from syncline.sync.pace import Pace
 from syncline.sync.phases import Phases
 from syncline.sync.proof import proved, proved_spans
 from syncline.types import Record, Span, Step, TensorMeta
@@ -72,19 +73,26 @@ class Pull:
 
     def _payloads(self, manifest: Manifest) -> Generator[tuple[TensorEntry, Buffer], None, None]:
         """Yield every tensor's payload; the next parts are fetched while this one is used."""
+        pace = Pace()
 
-        def fetch(part: PartEntry) -> Buffer:
-            return fetched(self._store, manifest, part, self._fetched, self._phases)
+        def fetch(number: int, part: PartEntry) -> Buffer:
+            with pace.turn(number, part.size_bytes) as came:
 
-        fetches = (partial(fetch, part) for part in manifest.parts)
-        with closing(threads.ahead(fetches, self._at_once(manifest))) as parts:
+                def on_bytes(nbytes: int) -> None:
+                    came(nbytes)
+                    self._fetched(nbytes)
+
+                return fetched(self._store, manifest, part, on_bytes, self._phases)
+
+        fetches = (partial(fetch, number, part) for number, part in enumerate(manifest.parts))
+        with closing(threads.ahead(fetches, self._at_once(manifest))) as parts, pace:
             for index, buffer in enumerate(parts):
                 self._observe(Step("pull.part_fetched", self.done_bytes, self._total_bytes))
                 for name, payload in part_format.load(buffer, manifest, index).items():
                     yield manifest.by_name[name], payload
 
     def _at_once(self, manifest: Manifest) -> int:
-        """Return how many parts to fetch at once: small ones would leave a long way empty between them."""
+        """Return how many parts may be under way: small ones would leave a long way empty between them."""
         if not self._store.is_remote:
             return 1
         largest_bytes = max((part.size_bytes for part in manifest.parts), default=0)

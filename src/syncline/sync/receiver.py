@@ -10,6 +10,7 @@ from syncline.abc import Engine, Inlet, Observe, Store, ignore
 from syncline.errors import BaseVersionError, ConfigError, TransportTimeoutError
 from syncline.sync.accounting import Moved
 from syncline.sync.checks import adopt, check_kind, verify_engine
+from syncline.sync.early import EarlyPart
 from syncline.sync.follow import Follower
 from syncline.sync.followed import number_of
 from syncline.sync.history import History
@@ -122,9 +123,22 @@ class Receiver:
         if follower is not None:
             return follower.sync(version, repair=repair)
         phases = Phases(self._trace)
-        store = MeteredStore(self._store, phases)
         with phases("plan"):
             at = None if repair else self._engine.held()
+        with EarlyPart(self._store, at) as early:
+            return self._pulled(early, phases, at, version, repair=repair)
+
+    def _pulled(
+        self,
+        early: EarlyPart,
+        phases: Phases,
+        at: HeldVersion | None,
+        version: int | str | None,
+        *,
+        repair: bool,
+    ) -> AppliedVersion:
+        store = MeteredStore(early, phases)
+        with phases("plan"):
             history = History.open(store, at)
             self._layout = interchange.SYNCLINE
             target = history.target(number_of(version))
@@ -132,6 +146,7 @@ class Receiver:
             held = None if repair else self._held(at, history)
         with phases("plan"):
             path = history.path(held, target)
+        early.keep_for(path[0].manifest if path else None)
         total_bytes = sum(at.manifest.payload_bytes for at in path)
         self._observe(Step("pull.planned", 0, total_bytes))
         pull = Pull(store, self._engine, phases, self._observe, total_bytes)

@@ -7,9 +7,8 @@ old bits, outputs carry the old version's name, and generation goes on.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from syncline.errors import (
     CommitError,
@@ -20,6 +19,7 @@ from syncline.errors import (
 )
 from syncline.sync.accounting import Moved
 from syncline.vllm import moving
+from syncline.vllm.answers import check_held, check_not_torn, checked, staged_by, whole
 from syncline.vllm.control import Answers, Control, PauseMode
 
 MODES = ("keep", "wait", "abort")
@@ -78,6 +78,7 @@ def bring(
     version: int,
     options: CommitOptions,
     *,
+    sha256: str | None = None,
     repair: bool = False,
     reached: Callable[[str], None] = lambda _: None,
 ) -> Committed:
@@ -85,6 +86,7 @@ def bring(
 
     Args:
         store: path or URL, as the workers see it.
+        sha256: digest of the version's manifest, which the workers' store must have too; None: not compared.
         repair: start from a full version, and believe nothing that the workers say they hold.
         reached: told of every step in `STEPS`; may raise, which is a failure of that step.
 
@@ -98,36 +100,41 @@ def bring(
     _settle(control, step_s)
     old_label = control.label(step_s)
     started_s = time.monotonic()
-    _checked("open", control.call("syncline_open", store, timeout_s=step_s))
+    checked("open", control.call("syncline_open", store, timeout_s=step_s))
     repaired = "yes" if repair else ""
-    _checked("stage", control.call("syncline_stage", str(version), repaired, timeout_s=step_s))
+    checked("stage", control.call("syncline_stage", str(version), repaired, timeout_s=step_s))
     statuses = _wait_staged(control, version, options)
+    target = staged_by(statuses, version, sha256)
     stage_s = time.monotonic() - started_s
     reached("staged")
-    if not repair and all(_is_there(status, version) for status in statuses):
-        control.set_label(str(version), step_s)
+    if not repair and all(status.get("sha256") == target for status in statuses):
+        _name(control, str(version), step_s)
         return Committed(version, stage_s, 0.0, 0.0)
     paused_s = time.monotonic()
     apply_s = 0.0
+    is_finishing = False
     try:
         control.pause(options.pause, options.drain_timeout_s)
         reached("paused")
         applied_s = time.monotonic()
-        _checked("apply", control.call("syncline_apply", timeout_s=step_s))
+        checked("apply", control.call("syncline_apply", timeout_s=step_s))
         apply_s = time.monotonic() - applied_s
         reached("applied")
         flushed_s = time.monotonic()
         control.reset_caches(step_s)
         flush_s = time.monotonic() - flushed_s
         reached("caches_reset")
-        control.set_label(str(version), step_s)
+        _name(control, str(version), step_s)
         reached("labelled")
-        finished = _checked("finish", control.call("syncline_finish", timeout_s=step_s))
+        is_finishing = True
+        finished = checked("finish", control.call("syncline_finish", timeout_s=step_s))
+        check_held(finished, [target] * len(finished))
         reached("finished")
     except TornUpdateError:
         raise
     except BaseException as error:
-        _take_back(control, old_label, step_s, error)
+        if not (is_finishing and _has_gone_on(control, version, target, step_s, error)):
+            _take_back(control, statuses, old_label, step_s, error)
         raise
     control.resume(step_s)
     reached("resumed")
@@ -138,34 +145,67 @@ def bring(
 
 def _settle(control: Control, step_s: float) -> None:
     """Take back what a driver that died has left applied and not finished."""
-    statuses = control.call("syncline_status", timeout_s=step_s)
+    statuses = whole(control.call("syncline_status", timeout_s=step_s))
     if any(status.get("is_applied") for status in statuses):
-        _checked("undo", control.call("syncline_undo", timeout_s=step_s))
+        checked("undo", control.call("syncline_undo", timeout_s=step_s))
 
 
-def _take_back(control: Control, old_label: str, step_s: float, error: BaseException) -> None:
-    """Put the old bits and the old name back and go on generating."""
+def _take_back(
+    control: Control, before: Answers, old_label: str, step_s: float, error: BaseException
+) -> None:
+    """Put the old bits and the old name back and go on generating.
+
+    Args:
+        before: how the workers stood; a mix of two versions is not gone on with.
+    """
     try:
-        _checked("undo", control.call("syncline_undo", timeout_s=step_s))
+        undone = checked("undo", control.call("syncline_undo", timeout_s=step_s))
+        check_held(undone, [status.get("sha256") for status in before])
+        check_not_torn(undone)
         if control.label(step_s) != old_label:
-            control.set_label(old_label, step_s)
+            _name(control, old_label, step_s)
         control.resume(step_s)
     except TornUpdateError:
         raise
     except Exception as second:  # whatever it is: the engine is not as it was
-        raise OutcomeUnknownError(
-            f"the update failed ({type(error).__name__}: {error}), and whether it was taken back is not known "
-            f"({type(second).__name__}: {second}); what vLLM serves is not known until an update succeeds"
-        ) from second
+        raise _unknown(error, second) from second
+
+
+def _has_gone_on(
+    control: Control, version: int, target: str, step_s: float, error: BaseException
+) -> bool:
+    """Finish on all workers if it is known of one that it has; return False if none of them has.
+
+    One that has finished cannot take it back any more: to take it back on the others would make a mix.
+    """
+    try:
+        statuses = whole(control.call("syncline_status", timeout_s=step_s))
+        if all(status.get("is_applied") or status.get("sha256") != target for status in statuses):
+            return False
+        finished = checked("finish", control.call("syncline_finish", timeout_s=step_s))
+        check_held(finished, [target] * len(finished))
+        if control.label(step_s) != str(version):
+            _name(control, str(version), step_s)
+        control.resume(step_s)
+    except Exception as second:  # whatever it is: the engine is not as it was
+        raise _unknown(error, second) from second
+    return True
+
+
+def _unknown(error: BaseException, second: Exception) -> OutcomeUnknownError:
+    return OutcomeUnknownError(
+        f"the update failed ({type(error).__name__}: {error}), and whether it was taken back is not known "
+        f"({type(second).__name__}: {second}); what vLLM serves is not known until an update succeeds"
+    )
 
 
 def _wait_staged(control: Control, version: int, options: CommitOptions) -> Answers:
     until_s = time.monotonic() + options.stage_timeout_s
     while True:
-        statuses = control.call("syncline_status", timeout_s=options.step_timeout_s)
+        statuses = whole(control.call("syncline_status", timeout_s=options.step_timeout_s))
         # A worker that failed is reported when the others have ended, so that all can stage again.
         if all(status.get("stage") != "staging" for status in statuses):
-            return _checked("stage", _checked("stage", statuses), "stage_error")
+            return checked("stage", checked("stage", statuses), "stage_error")
         if time.monotonic() > until_s:
             raise TransportTimeoutError(
                 f"version {version} was not staged in {options.stage_timeout_s:.3g} s; nothing was changed",
@@ -174,19 +214,9 @@ def _wait_staged(control: Control, version: int, options: CommitOptions) -> Answ
         time.sleep(options.poll_s)
 
 
-def _is_there(status: Mapping[str, Any], version: int) -> bool:
-    return status.get("version") == version and not status.get("is_torn")
-
-
-def _checked(step: str, answers: Answers, member: str = "error") -> Answers:
-    """Return the answers of all workers if none of them is an error.
-
-    Raises:
-        TornUpdateError, CommitError: with the first worker's words, and how many failed.
-    """
-    faults = [str(answer[member]) for answer in answers if answer.get(member) is not None]
-    if not faults:
-        return answers
-    more = "" if len(faults) == 1 else f" ({len(faults)} of {len(answers)} workers say so)"
-    kind = TornUpdateError if any(answer.get("is_torn") for answer in answers) else CommitError
-    raise kind(f"{step}: {faults[0]}{more}")
+def _name(control: Control, label: str, step_s: float) -> None:
+    """Name what is served, and see that the name was taken."""
+    control.set_label(label, step_s)
+    found = control.label(step_s)
+    if found != label:
+        raise CommitError(f"vLLM was told the name {label!r} and says {found!r}")

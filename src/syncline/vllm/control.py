@@ -35,6 +35,9 @@ class Control(Protocol):
     def resume(self, timeout_s: float) -> None:
         """Go on generating; harmless if it was not paused."""
 
+    def paused(self, timeout_s: float) -> bool:
+        """Tell whether generation is held."""
+
     def reset_caches(self, timeout_s: float) -> None:
         """Make the prefix cache, the multimodal and the encoder cache forget what older weights computed.
 
@@ -79,22 +82,30 @@ class HttpControl:
 
     def pause(self, mode: PauseMode, timeout_s: float) -> None:
         """See `Control.pause`: `POST /pause`."""
-        self._ask("POST", "/pause", None, timeout_s, {"mode": mode, "clear_cache": "true"})
+        query = {"mode": mode, "clear_cache": "true"}
+        answer = self._ask("POST", "/pause", None, timeout_s, query)
+        self._check("/pause", answer, {"status": "paused"})
 
     def resume(self, timeout_s: float) -> None:
         """See `Control.resume`: `POST /resume`."""
-        self._ask("POST", "/resume", None, timeout_s)
+        answer = self._ask("POST", "/resume", None, timeout_s)
+        self._check("/resume", answer, {"status": "resumed"})
+
+    def paused(self, timeout_s: float) -> bool:
+        """See `Control.paused`: `GET /is_paused`."""
+        found = self._ask("GET", "/is_paused", None, timeout_s).get("is_paused")
+        if not isinstance(found, bool):
+            raise FormatError(
+                f"{self._endpoint.url}/is_paused: expected true or false, found {found!r:.80}"
+            )
+        return found
 
     def reset_caches(self, timeout_s: float) -> None:
         """See `Control.reset_caches`: three routes."""
         everything = {"reset_running_requests": "true", "reset_external": "true"}
         answer = self._ask("POST", "/reset_prefix_cache", None, timeout_s, everything)
-        if answer.get("success") is not True:
-            raise EndpointError(
-                f"{self._endpoint.url}/reset_prefix_cache: expected success, found {answer!r:.200}: blocks of "
-                "the prefix cache are still held",
-                status=200,
-            )
+        meaning = ": blocks of the prefix cache are still held"
+        self._check("/reset_prefix_cache", answer, {"success": True}, meaning)
         self._ask("POST", "/reset_mm_cache", None, timeout_s)
         self._ask("POST", "/reset_encoder_cache", None, timeout_s)
 
@@ -109,7 +120,18 @@ class HttpControl:
 
     def set_label(self, label: str, timeout_s: float) -> None:
         """See `Control.set_label`: `POST /update_weight_version`."""
-        self._ask("POST", "/update_weight_version", {"new_version": label}, timeout_s)
+        answer = self._ask("POST", "/update_weight_version", {"new_version": label}, timeout_s)
+        self._check("/update_weight_version", answer, {"success": True})
+
+    def _check(
+        self, path: str, answer: Mapping[str, Any], expected: Mapping[str, Any], meaning: str = ""
+    ) -> None:
+        """Check that an answer says that it was done: one without it may come from something in between."""
+        if any(answer.get(key) != value for key, value in expected.items()):
+            raise EndpointError(
+                f"{self._endpoint.url}{path}: expected {expected}, found {answer!r:.200}{meaning}",
+                status=200,
+            )
 
     def _ask(
         self,
@@ -155,6 +177,10 @@ class OfflineControl:
 
     def resume(self, timeout_s: float) -> None:
         """Do nothing."""
+
+    def paused(self, timeout_s: float) -> bool:
+        """Return False."""
+        return False
 
     def reset_caches(self, timeout_s: float) -> None:
         """See `Control.reset_caches`."""

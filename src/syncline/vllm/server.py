@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from syncline.abc import Store
-from syncline.errors import OutcomeUnknownError, SynclineError, TornUpdateError
+from syncline.errors import CommitError, OutcomeUnknownError, SynclineError, TornUpdateError
 from syncline.sync.layout import own_history
 from syncline.sync.named import is_named
 from syncline.sync.ours import as_commit_error
 from syncline.version import HeldVersion
+from syncline.vllm.answers import check_held, whole
 from syncline.vllm.commit import CommitOptions, Committed, bring
 from syncline.vllm.control import Control
+
+_LOOK_S = 10.0
 
 
 class VllmServer:
@@ -38,33 +41,69 @@ class VllmServer:
         self._has_resumed = False
 
     def sync(self, version: int | None, *, repair: bool = False) -> Committed:
-        """Bring the vLLM to a version, by default the store's current one; see `commit.bring`."""
+        """Bring the vLLM to a version, by default the store's current one; see `commit.bring`.
+
+        Raises:
+            CommitError: somebody else has paused it; nothing was touched. Or as `commit.bring`.
+        """
         target = own_history(self._store).target(version)
+        self._check_going()
         try:
             with as_commit_error("the update failed, and the vLLM serves what it served"):
                 self._last = bring(
-                    self._control, self._url, target.version, self._options, repair=repair
+                    self._control,
+                    self._url,
+                    target.version,
+                    self._options,
+                    sha256=target.sha256,
+                    repair=repair,
                 )
+                if not self._has_resumed:
+                    self._control.resume(self._options.step_timeout_s)
         except (TornUpdateError, OutcomeUnknownError):
-            self._held = None
+            self._held, self._has_resumed = None, False
             raise
         except SynclineError:
+            self._has_resumed = False  # a pause that was not answered may come about late
             if not self.is_serving():
                 self._held = None
             raise
-        self._held = target
-        if not self._has_resumed:
-            self._control.resume(self._options.step_timeout_s)
-            self._has_resumed = True
+        self._held, self._has_resumed = target, True
         return self._last
+
+    def _check_going(self) -> None:
+        """Check that nobody else holds generation; what a follower of ours left paused is gone on with.
+
+        Raises:
+            CommitError: somebody does.
+        """
+        if self._has_resumed and self._control.paused(self._options.step_timeout_s):
+            raise CommitError(
+                "expected vLLM to generate, found it paused by somebody else; let it go on (POST /resume), or stop "
+                "whoever else drives it"
+            )
 
     def held(self) -> HeldVersion | None:
         """Return the version that was last put in place; None if that is not known."""
         return self._held
 
     def is_serving(self) -> bool:
-        """Tell whether the vLLM answers, and still names the version that it was brought to."""
-        return is_named(self._control, self._held)
+        """Tell whether the vLLM generates with the version that it was brought to.
+
+        It answers, names the version, is not paused, and every worker says that it holds it, by digest: a name alone
+        may be anybody's.
+        """
+        held = self._held
+        if held is None or not is_named(self._control, held):
+            return False
+        try:
+            if self._control.paused(_LOOK_S):
+                return False
+            statuses = whole(self._control.call("syncline_status", timeout_s=_LOOK_S))
+            check_held(statuses, [held.sha256] * len(statuses))
+        except SynclineError:
+            return False
+        return True
 
     def figures(self) -> Mapping[str, float]:
         """Return what the last commit took, by name of the metric."""

@@ -173,12 +173,13 @@ class Session:
         """
         if not self._is_applied or self._staged is None:
             return
-        self._held, self._is_applied, self._is_torn = self._staged, False, False
-        self._require_copy().settle()
-        self.weights.settle()
+        # As long as that can fail the version can be taken back.
         if self._is_repair or not self._is_kv_finite:
             self._kv.clear()
             _log.warning("syncline: the memory of the KV cache was cleared")
+        self._held, self._is_applied, self._is_torn = self._staged, False, False
+        self._require_copy().settle()
+        self.weights.settle()
 
     def together(self, do: Callable[[], None]) -> None:
         """Do something on every worker; if it fails on one, all of them raise. Collective: yes.
@@ -212,6 +213,7 @@ class Session:
             "sha256": None if held is None else held.sha256,
             "stage": stage,
             "staged": None if self._staged is None else self._staged.version,
+            "staged_sha256": None if self._staged is None else self._staged.sha256,
             "is_applied": self._is_applied,
             "is_torn": self._is_torn,
             "moved": None if self._copy is None else moving.told(self._copy.moved, self._apply_s),

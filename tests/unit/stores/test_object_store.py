@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import obstore
@@ -155,3 +156,38 @@ def test_a_second_swap_asks_for_nothing_first(
 def test_puts_that_wait_for_a_lease_are_not_made_more(service: obstore.store.MemoryStore) -> None:
     assert ObjectStore(service, writes="conditional").puts_at_once == 4
     assert ObjectStore(service, writes="lease").puts_at_once == 1
+
+
+def test_a_large_object_is_one_request_where_puts_were_fast(
+    service: obstore.store.MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    copies: list[str] = []
+    copy = obstore.copy
+
+    def copied(service: obstore.store.MemoryStore, source: str, key: str, **how: object) -> None:
+        copies.append(key)
+        copy(service, source, key, **how)
+
+    monkeypatch.setattr(obstore, "copy", copied)
+    put = obstore.put
+
+    def taking_s(seconds: float) -> None:
+        def slowly(*what: object, **how: object) -> object:
+            now[0] += seconds
+            return put(*what, **how)
+
+        monkeypatch.setattr(obstore, "put", slowly)
+
+    store = ObjectStore(service, deadline_s=0)
+    large = [bytes(20 << 20)] * 2
+    taking_s(1)
+    store.put("unknown", large)
+    store.put("fast", large)
+    taking_s(30)
+    store.put("slower", [bytes(20 << 20)])
+    store.put("slow", large)
+    assert copies == ["unknown", "slow"]
+    for key in ("unknown", "fast", "slow"):
+        assert store.get(key) == b"".join(large)

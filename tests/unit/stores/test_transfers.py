@@ -11,26 +11,32 @@ from syncline.errors import ConfigError, ObjectNotFoundError
 from syncline.stores import HookedStore, LaggingStore, MemoryStore
 from syncline.stores.obstore_errors import is_passing, without_secrets
 from syncline.stores.patience import Patience
-from syncline.stores.streams import MOST_STREAMS, Width, ordered
+from syncline.stores.streams import (
+    GET_STREAMS,
+    MOST_STREAMS,
+    PUT_STREAMS,
+    TRIAL_BYTES,
+    Width,
+    ordered,
+)
 
 
 class Link:
-    """A link on which so many streams at once move ten units a second each, and no more are faster."""
+    """A link on which so many streams at once are rewarded, and no more are faster."""
 
     def __init__(self, streams_that_pay: int) -> None:
         self.pay = streams_that_pay
         self.now = 0.0
 
     def move(self, width: Width) -> None:
-        streams = width.streams
-        self.now += streams / min(streams, self.pay)
-        width.moved(10 * streams, requests=streams)
+        self.now += 1 / min(width.streams, self.pay)
+        width.moved(TRIAL_BYTES)
 
 
-@pytest.mark.parametrize(("pay", "expected"), [(1, 4), (2, 4), (4, 4), (8, 8), (100, MOST_STREAMS)])
+@pytest.mark.parametrize(("pay", "expected"), [(1, 1), (2, 4), (4, 4), (8, 8), (100, MOST_STREAMS)])
 def test_as_many_streams_as_the_link_rewards(pay: int, expected: int) -> None:
     link = Link(pay)
-    width = Width(clock=lambda: link.now)
+    width = Width(GET_STREAMS, clock=lambda: link.now)
     width.begin()
     for _ in range(12):
         link.move(width)
@@ -50,7 +56,7 @@ def test_pieces_under_way_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             at_once -= 1
         return b"%d " % start
 
-    found = b"".join(ordered(range(100), fetch, Width()))
+    found = b"".join(ordered(range(100), fetch, Width(PUT_STREAMS)))
     assert found.split() == [b"%d" % number for number in range(100)]
     assert most <= MOST_STREAMS
 
@@ -64,7 +70,7 @@ def test_a_piece_that_fails_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> 
         return b"x"
 
     with pytest.raises(ValueError, match="five"):
-        list(ordered(range(100), fetch, Width()))
+        list(ordered(range(100), fetch, Width(PUT_STREAMS)))
     assert not [thread for thread in threading.enumerate() if "syncline-stream" in thread.name]
 
 

@@ -18,6 +18,10 @@ ANSWERS = {
     "/collective_rpc": {"results": [{"error": None, "rank": 0}]},
     "/reset_prefix_cache": {"success": True},
     "/weight_info": {"weight_version": "7"},
+    "/pause": {"status": "paused"},
+    "/resume": {"status": "resumed"},
+    "/is_paused": {"is_paused": False},
+    "/update_weight_version": {"success": True, "new_version": "8"},
 }
 
 
@@ -135,3 +139,27 @@ def test_no_answer_in_time_is_an_error(listening):
 def test_nobody_there_is_an_error():
     with pytest.raises(PeerLostError):
         HttpControl("http://127.0.0.1:1").label(5)
+
+
+@pytest.mark.parametrize("answer", [{}, {"status": "ok"}, {"success": False}, {"error": "no"}])
+@pytest.mark.parametrize(
+    ("route", "ask"),
+    [
+        ("/pause", lambda control: control.pause("keep", 5)),
+        ("/resume", lambda control: control.resume(5)),
+        ("/reset_prefix_cache", lambda control: control.reset_caches(5)),
+        ("/update_weight_version", lambda control: control.set_label("8", 5)),
+    ],
+)
+def test_success_that_does_not_say_that_it_was_done_is_an_error(listening, route, ask, answer):
+    listening.answers[route] = answer
+    with pytest.raises(EndpointError, match=f"{route}: expected"):
+        ask(HttpControl(listening.url))
+
+
+@pytest.mark.parametrize("answer", [{}, {"is_paused": None}, {"is_paused": "false"}])
+def test_whether_it_is_paused_is_told_or_an_error(listening, answer):
+    assert HttpControl(listening.url).paused(5) is False
+    listening.answers["/is_paused"] = answer
+    with pytest.raises(FormatError, match="/is_paused: expected true or false"):
+        HttpControl(listening.url).paused(5)

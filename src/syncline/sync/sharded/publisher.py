@@ -19,7 +19,7 @@ from syncline.sync.detect import dense_windows
 from syncline.sync.history import History
 from syncline.sync.kept import Kept
 from syncline.sync.metered import MeteredStore
-from syncline.sync.options import PublisherOptions
+from syncline.sync.options import PublisherOptions, named
 from syncline.sync.ownership import check_owned
 from syncline.sync.phases import Phases
 from syncline.sync.reports import PublishReport
@@ -87,7 +87,7 @@ class ShardedPublisher:
                 "transport: a sharded publisher opens no live path by itself, since each rank needs an address by "
                 "which engines reach it; ask syncline.choose(topology, store), and give every rank an outlet as `live`"
             )
-        self.options = PublisherOptions(**options)
+        self.options = named(options)
         _check_options(self.options)
         if ranks.size != len(layout.placements):
             raise ConfigError(

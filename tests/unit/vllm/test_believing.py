@@ -1,0 +1,286 @@
+"""What a vLLM says is believed as far as its workers bear it out: a version that is named is the one that is served."""
+
+from __future__ import annotations
+
+import pytest
+
+import syncline
+from syncline.errors import (
+    CommitError,
+    FormatError,
+    OutcomeUnknownError,
+    SynclineError,
+    TornUpdateError,
+    TransportTimeoutError,
+)
+from syncline.vllm.commit import CommitOptions, bring
+from syncline.vllm.server import VllmServer
+from vllm_fakes import FakeVllm, as_bytes, changed, refused, tensors
+
+OPTIONS = CommitOptions(stage_timeout_s=10, drain_timeout_s=10, step_timeout_s=10, poll_s=0.001)
+LOST = TransportTimeoutError("no answer in 10 s")
+
+
+class Scene:
+    """A run of two versions, a double that serves the first, and its follower."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.base = tensors(1)
+        self.publisher = syncline.Publisher(syncline.open_store(url))
+        self.publisher.publish(self.base)
+        self.second = changed(self.base, 2)
+        self.publisher.publish(self.second)
+        self.vllm = FakeVllm(self.base)
+        self.server = VllmServer(self.vllm, syncline.open_store(url), url, OPTIONS)
+        self.server.sync(1)
+
+    def check(self) -> None:
+        """Check that the name is that of the bits, and that what the follower says of itself is so."""
+        expected = {"1": as_bytes(self.base), "2": as_bytes(self.second)}
+        assert self.vllm.bits() == expected[self.vllm.name]
+        if self.server.is_serving():
+            assert self.vllm.name == str(self.server.held().version)
+            assert not self.vllm.is_paused
+
+
+@pytest.fixture
+def scene(tmp_path):
+    return Scene(str(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("step", ["syncline_apply", "syncline_finish"])
+def test_a_lost_answer_does_not_put_the_old_name_on_new_weights(scene, step):
+    """Finishing cannot be taken back: it was, by name alone."""
+    scene.vllm.lose[step] = LOST
+    with pytest.raises(TransportTimeoutError):
+        scene.server.sync(None)
+    scene.check()
+    assert not scene.vllm.is_paused
+    scene.server.sync(None)
+    assert scene.vllm.name == "2"
+    scene.check()
+    assert scene.server.is_serving()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("part", ["_kv", "weights"])
+def test_a_worker_that_fails_to_finish_leaves_no_mix(scene, rank, part):
+    session = scene.vllm.sessions[rank]
+    session._is_kv_finite = False
+    kept = session._kv, session.weights.settle
+
+    class Full:
+        def is_finite(self):
+            return False
+
+        def clear(self):
+            session._kv = kept[0]
+            raise MemoryError("no room to clear")
+
+    def settle():
+        session.weights.settle = kept[1]
+        raise MemoryError("no room to settle")
+
+    if part == "_kv":
+        session._kv = Full()
+    else:
+        session.weights.settle = settle
+    with pytest.raises(CommitError, match="no room to"):
+        scene.server.sync(None)
+    scene.check()
+    assert not scene.vllm.is_paused
+    scene.server.sync(None)
+    assert scene.vllm.name == "2"
+    scene.check()
+
+
+def test_a_worker_that_never_finishes_leaves_generation_paused(scene):
+    def finish():
+        raise MemoryError("never")
+
+    scene.vllm.sessions[1].finish = finish
+    with pytest.raises(OutcomeUnknownError, match="MemoryError: never"):
+        scene.server.sync(None)
+    assert scene.vllm.is_paused
+    assert scene.server.held() is None and not scene.server.is_serving()
+
+
+def test_a_second_driver_that_takes_a_version_back_is_found_out(scene):
+    """It settled what it took for a dead driver's leavings; the first then named a version that nobody held."""
+
+    def second(step):
+        if step == "caches_reset":
+            scene.vllm.call("syncline_undo", timeout_s=10)
+
+    with pytest.raises(CommitError, match="something else drive"):
+        bring(scene.vllm, scene.url, 2, OPTIONS, reached=second)
+    scene.check()
+    assert scene.vllm.name == "1" and not scene.vllm.is_paused
+
+
+def test_a_second_driver_that_stages_another_version_is_found_out(scene):
+    def second(step):
+        if step == "caches_reset":
+            scene.vllm.call("syncline_undo", timeout_s=10)
+            scene.vllm.call("syncline_stage", "1", "", timeout_s=10)
+
+    with pytest.raises(CommitError):
+        bring(scene.vllm, scene.url, 2, OPTIONS, reached=second)
+    scene.check()
+
+
+def test_a_mix_from_an_earlier_update_is_not_gone_on_with_when_its_repair_fails(scene):
+    def fault(step):
+        raise MemoryError(f"no {step}")
+
+    scene.vllm.weights[1].fault = fault
+    with pytest.raises(TornUpdateError):
+        scene.server.sync(None)
+    scene.vllm.weights[1].fault = lambda step: None
+    scene.vllm.fail["pause"] = refused("pause")
+    with pytest.raises(TornUpdateError, match="mix of two versions"):
+        scene.server.sync(None, repair=True)
+    assert scene.vllm.is_paused
+    assert not scene.server.is_serving()
+    scene.server.sync(None, repair=True)
+    assert scene.vllm.name == "2"
+    scene.check()
+    assert scene.server.is_serving()
+
+
+def test_a_resume_that_is_not_answered_is_made_up_for(scene):
+    """The next sync found the version there, and left generation paused for ever."""
+    scene.vllm.fail["resume"] = LOST
+    with pytest.raises(TransportTimeoutError):
+        scene.server.sync(None)
+    assert scene.vllm.is_paused and not scene.server.is_serving()
+    scene.server.sync(None)
+    assert not scene.vllm.is_paused
+    scene.check()
+    assert scene.server.is_serving()
+
+
+def test_a_paused_vllm_is_not_ready_and_not_taken_from_whoever_paused_it(scene):
+    scene.server.sync(None)
+    scene.vllm.is_paused = True
+    assert not scene.server.is_serving()
+    with pytest.raises(CommitError, match="paused by somebody else"):
+        scene.server.sync(1)
+    assert scene.vllm.is_paused and scene.vllm.name == "2"
+    scene.vllm.is_paused = False
+    assert scene.server.is_serving()
+
+
+def test_a_vllm_that_was_started_anew_under_the_right_name_is_not_ready(scene):
+    scene.server.sync(None)
+    started_anew = FakeVllm(scene.base)
+    scene.vllm.sessions, scene.vllm.weights = started_anew.sessions, started_anew.weights
+    assert scene.vllm.name == "2"
+    assert not scene.server.is_serving()
+    scene.server.sync(None)
+    scene.check()
+    assert scene.server.is_serving()
+
+
+def test_a_name_that_another_gave_is_not_believed(scene):
+    """Version 1 is held, and named as the second."""
+    scene.vllm.name = "2"
+    assert not scene.server.is_serving()
+    scene.server.sync(None)
+    scene.check()
+    assert scene.server.is_serving()
+
+
+def test_a_store_that_the_workers_see_as_another_run_is_refused_before_the_pause(scene, tmp_path):
+    other = str(tmp_path / "other")
+    publisher = syncline.Publisher(syncline.open_store(other))
+    publisher.publish(scene.base)
+    publisher.publish(changed(scene.base, 3))
+    vllm = FakeVllm(scene.base)
+    server = VllmServer(vllm, syncline.open_store(scene.url), other, OPTIONS)
+    with pytest.raises(CommitError, match="that is another run"):
+        server.sync(2)
+    assert "pause" not in vllm.log and vllm.name == "default"
+    assert server.held() is None
+
+
+def test_another_run_that_has_the_same_number_is_not_there(scene, tmp_path):
+    """The workers hold version 2 of one run; version 2 of another was named without a change."""
+    scene.server.sync(None)
+    other = str(tmp_path / "other")
+    publisher = syncline.Publisher(syncline.open_store(other))
+    publisher.publish(scene.base)
+    third = changed(scene.base, 3)
+    publisher.publish(third)
+    server = VllmServer(scene.vllm, syncline.open_store(other), other, OPTIONS)
+    with pytest.raises(SynclineError):
+        server.sync(None)
+    assert scene.vllm.bits() == as_bytes(scene.second)
+    server.sync(None, repair=True)
+    assert scene.vllm.bits() == as_bytes(third)
+    assert server.is_serving() and not scene.server.is_serving()
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        lambda answers: [],
+        lambda answers: answers[:1],
+        lambda answers: answers[::-1],
+        lambda answers: [answers[0], answers[0]],
+        lambda answers: [{**answer, "workers": 3} for answer in answers],
+        lambda answers: [{"error": None}, {"error": None}],
+    ],
+    ids=["none", "one", "turned round", "one twice", "of three", "of nobody"],
+)
+@pytest.mark.parametrize(
+    "method",
+    ["syncline_open", "syncline_stage", "syncline_status", "syncline_apply", "syncline_finish"],
+)
+def test_answers_that_are_not_those_of_all_workers_are_not_believed(scene, method, lie):
+    scene.vllm.answer = lambda asked, answers: lie(answers) if asked == method else answers
+    with pytest.raises((FormatError, OutcomeUnknownError), match="answer of each worker") as raised:
+        scene.server.sync(None)
+    scene.vllm.answer = lambda asked, answers: answers
+    if isinstance(raised.value, OutcomeUnknownError):
+        assert method == "syncline_finish" and scene.vllm.is_paused
+    else:
+        scene.check()
+    for session in scene.vllm.sessions:
+        session._thread.join()
+    scene.server.sync(None)
+    scene.check()
+    assert scene.vllm.name == "2" and not scene.vllm.is_paused
+
+
+def test_a_name_that_is_not_taken_is_taken_back(scene):
+    told = scene.vllm.set_label
+    scene.vllm.set_label = lambda label, timeout_s: None
+    with pytest.raises(CommitError, match="was told the name '2' and says '1'"):
+        scene.server.sync(None)
+    scene.vllm.set_label = told
+    scene.check()
+    assert scene.vllm.name == "1" and not scene.vllm.is_paused
+
+
+@pytest.mark.parametrize("kind", [OSError, RuntimeError, MemoryError])
+def test_taking_back_that_meets_a_foreign_error_is_not_known_to_have_worked(scene, kind):
+    scene.vllm.fail["reset_caches"] = refused("reset_caches")
+    scene.vllm.fail["syncline_undo"] = kind("on purpose")
+    with pytest.raises(OutcomeUnknownError, match="on purpose"):
+        scene.server.sync(None)
+    assert scene.vllm.is_paused and not scene.server.is_serving()
+    scene.server.sync(None)
+    scene.check()
+
+
+@pytest.mark.parametrize("kind", [OSError, RuntimeError, MemoryError])
+@pytest.mark.parametrize("step", ["pause", "syncline_apply", "reset_caches", "set_label"])
+def test_a_foreign_error_at_any_step_is_ours_and_the_old_version_is_served(scene, step, kind):
+    scene.vllm.fail[step] = kind("on purpose")
+    with pytest.raises(CommitError, match=f"serves what it served: {kind.__name__}: on purpose"):
+        scene.server.sync(None)
+    scene.check()
+    assert scene.vllm.name == "1" and not scene.vllm.is_paused
+    assert scene.server.is_serving()
