@@ -18,12 +18,12 @@ from syncline.errors import (
 from syncline.sglang.change import FromDirectory
 from syncline.sglang.commit import Commit, CommitOptions, Committed
 from syncline.sglang.control import PULL, SglangHttp
-from syncline.sglang.owner import Owner
 from syncline.sglang.proved import Unseen
 from syncline.sglang.standing import end_late_pause, standing_of
 from syncline.sync.layout import own_history
 from syncline.sync.named import is_named
 from syncline.sync.ours import as_commit_error
+from syncline.sync.owner import Owner
 from syncline.version import HeldVersion
 
 

@@ -23,7 +23,6 @@ from syncline.sglang.change import Change, InPlace
 from syncline.sglang.commit import Commit, CommitOptions, Committed
 from syncline.sglang.control import SglangHttp
 from syncline.sglang.mirror import Mirror
-from syncline.sglang.owner import Owner
 from syncline.sglang.proof import Proof
 from syncline.sglang.routes import ROUTES, Lack, Route, change_of, tidy
 from syncline.sglang.standing import end_late_pause, standing_of
@@ -32,6 +31,7 @@ from syncline.sync import AppliedVersion, Receiver
 from syncline.sync.accounting import Moved
 from syncline.sync.named import is_named
 from syncline.sync.ours import as_commit_error
+from syncline.sync.owner import Owner
 from syncline.version import HeldVersion
 
 _NOT_TAKEN_BACK = (TornUpdateError, OutcomeUnknownError)
