@@ -2,7 +2,7 @@
 
 From outside: `versions` says how a release wants to be updated, `control` speaks its routes, `commit` is the
 order of an update, `change` the ways to put weights in, `routes` which of them is taken, `proved` what is loaded,
-`mirror` the checkpoint directory that goes ahead of the server, `owner` who follows it, `standing` whether it
+`mirror` the checkpoint directory that goes ahead of the server, `standing` whether a server
 still serves what it was brought to, `server` an engine that a `syncline.serving.Replica` can keep on a store.
 
 In the ranks, through SGLang's `--custom-weight-loader`: `worker` obeys the orders in a staging directory
