@@ -4,8 +4,9 @@ Three processes of this machine: a trainer and two engines. In the same run, and
 through `CollectiveOutlet`, and a bare loop that broadcasts as many bytes, bucket after bucket, in a Gloo group of the
 same three; of both it is the trainer's time until its last broadcast has ended. Then a delta through `Publisher` and
 `Receiver`, beside a bare broadcast of its payload's bytes: `wire_over_bare` compares the broadcasts alone,
-`delivery_over_bare` all from the offer until every engine has proved, written and committed it. Prints JSON, or writes
-it with --out.
+`delivery_over_bare` all from the offer until every engine has proved, written and committed it. At last `ranks`: two trainer
+ranks, each of which holds half of every matrix and sends what it owns, beside a bare loop in which each of the two broadcasts half of
+the bytes to both engines at the same time. Prints JSON, or writes it with --out.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import multiprocessing
 import os
 import statistics
+import tempfile
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -25,9 +27,18 @@ import torch
 import torch.distributed as dist
 from machine import machine
 
-from syncline import MemoryEngine, MemoryStore, Publisher, Receiver
+from syncline import (
+    MemoryEngine,
+    MemoryStore,
+    Publisher,
+    Ranks,
+    Receiver,
+    ShardedPublisher,
+    open_store,
+)
 from syncline.channels import CollectiveInlet, CollectiveOutlet
 from syncline.format.bucket import pack
+from syncline.layouts.sharded import Shard, Sharding, dtensor_layout
 from syncline.types import TensorMeta
 
 WAIT_S = 300.0
@@ -54,6 +65,7 @@ def main() -> None:
         "runs": options.runs,
         "full": [_full(metas, mib << 20, options.runs) for mib in options.bucket_mib],
         "delta": _delta(metas, options.runs),
+        "ranks": {kind: _ranks(metas, options.runs, kind) for kind in ("full", "delta")},
     }
     text = json.dumps(report, indent=1)
     if options.out is None:
@@ -164,6 +176,119 @@ def _delta(metas: list[TensorMeta], runs: int) -> dict[str, Any]:
     }
 
 
+def _ranks(metas: list[TensorMeta], runs: int, kind: str) -> dict[str, Any]:
+    outlet = CollectiveOutlet(f"{HOST}:0")
+    store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+    engines = _start(_follow_ranks, outlet.address, store.port, runs)
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        other = context.Process(
+            target=_publish_ranks, args=(1, store.port, folder, metas, runs, kind)
+        )
+        other.start()
+        try:
+            rows = _publish_ranks(0, store.port, folder, metas, runs, kind, outlet)
+        finally:
+            outlet.close()
+            _stop([*engines, other])
+    return {
+        "rows": rows,
+        "wire_over_bare": statistics.median(row["wire_s"] / row["bare_s"] for row in rows),
+        "delivery_over_bare": statistics.median(row["delivery_s"] / row["bare_s"] for row in rows),
+    }
+
+
+def _publish_ranks(
+    rank: int,
+    port: int,
+    folder: str,
+    metas: list[TensorMeta],
+    runs: int,
+    kind: str,
+    outlet: CollectiveOutlet | None = None,
+) -> list[dict[str, float]]:
+    """Be one of two trainer ranks."""
+    store = dist.TCPStore(HOST, port, is_master=False)
+    dist.init_process_group("gloo", store=dist.PrefixStore("ranks", store), rank=rank, world_size=2)
+    square = [TensorMeta(meta.name, meta.dtype, (TENSOR_BYTES // 8192, 4096)) for meta in metas]
+    layout = dtensor_layout(
+        square, {meta.name: Sharding((2,), (Shard(at % 2),)) for at, meta in enumerate(square)}
+    )
+    shards = {
+        meta.name: torch.zeros(
+            [side // 2 if axis == at % 2 else side for axis, side in enumerate(meta.shape)],
+            dtype=torch.bfloat16,
+        )
+        for at, meta in enumerate(square)
+    }
+    live = CollectiveOutlet(f"{HOST}:0") if outlet is None else outlet
+    marks: dict[str, float] = {}
+    publisher = ShardedPublisher(
+        open_store(folder),
+        layout,
+        Ranks.torch(timeout_s=WAIT_S),
+        live=live,
+        encoding="indices",
+        anchor_every=None,
+        live_timeout_s=WAIT_S,
+        live_kind="full" if kind == "full" else "auto",
+        observe=lambda step: marks.setdefault(step.name, time.perf_counter()),
+    )
+    if outlet is not None:
+        outlet.wait(len(ENGINES), WAIT_S)
+    bare = _group(store, 0, f"bare{rank}")
+    publisher.publish(shards)
+    rows = []
+    for _ in range(runs):
+        for shard in shards.values():
+            shard.view(torch.int16).view(-1)[::CHANGED_STRIDE] += 1
+        marks.clear()
+        report = publisher.publish(shards)
+        if report.delivery is None:
+            raise RuntimeError("nothing was delivered")
+        report.delivery.require()
+        nbytes = report.full_bytes if kind == "full" else report.payload_bytes
+        sizes = _cut(nbytes // 2, 16 << 20)
+        if rank == 0:
+            store.set(f"sizes/{report.version}", json.dumps(sizes))
+        _rendezvous(bare)
+        bare_s = _broadcasts(bare, torch.zeros(16 << 20, dtype=torch.uint8), sizes)
+        dist.barrier()
+        rows.append(
+            {
+                "bytes": nbytes,
+                "bare_s": bare_s,
+                "wire_s": marks.get("deliver.sent", 0.0) - marks.get("deliver.opened", 0.0),
+                "delivery_s": marks.get("deliver.done", 0.0) - marks.get("deliver.offered", 0.0),
+            }
+        )
+    dist.destroy_process_group()
+    return rows
+
+
+def _follow_ranks(address: str, port: int, number: int, runs: int) -> None:
+    """Be an engine of two trainer ranks, and one end of both bare loops."""
+    receiver = Receiver(
+        CollectiveInlet(address, name=ENGINES[number], timeout_s=WAIT_S), MemoryEngine()
+    )
+    receiver._inlet.channel()  # noqa: SLF001 - the trainer waits for it before it publishes
+    store = dist.TCPStore(HOST, port, is_master=False)
+    bare = [_group(store, number + 1, f"bare{rank}") for rank in range(2)]
+    receiver.sync()
+    buffers = [torch.zeros(16 << 20, dtype=torch.uint8) for _ in bare]
+    options = dist.BroadcastOptions()
+    options.rootRank = 0
+    for _ in range(runs):
+        version = receiver.sync().version
+        sizes = json.loads(store.get(f"sizes/{version}"))
+        for group in bare:
+            _rendezvous(group)
+        for size in sizes:
+            pairs = zip(bare, buffers, strict=True)
+            for work in [group.broadcast([buffer[:size]], options) for group, buffer in pairs]:
+                work.wait()
+
+
 def _cut(nbytes: int, bucket_bytes: int) -> list[int]:
     return [min(bucket_bytes, nbytes - start) for start in range(0, nbytes, bucket_bytes)]
 
@@ -213,11 +338,11 @@ def _rendezvous(group: Any) -> None:
     group.barrier(dist.BarrierOptions()).wait()
 
 
-def _group(store: Any, rank: int) -> Any:
+def _group(store: Any, rank: int, name: str = "bare") -> Any:
     options = dist.ProcessGroupGloo._Options()  # noqa: SLF001
     options._timeout = timedelta(seconds=WAIT_S)  # noqa: SLF001
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=HOST)]  # noqa: SLF001
-    named = dist.PrefixStore("bare", store)
+    named = dist.PrefixStore(name, store)
     return dist.ProcessGroupGloo(named, rank, len(ENGINES) + 1, options)
 
 

@@ -186,3 +186,9 @@ def test_a_fabric_between_machines_needs_an_address():
     )
     with pytest.raises(ConfigError, match="live_address: expected host:port"):
         Publisher(MemoryStore(), transport=decision)
+
+
+def test_a_live_path_of_several_ranks_is_not_opened_by_one_of_them():
+    topology = Topology(colocated=True, writers=2)
+    with pytest.raises(ConfigError, match="ShardedPublisher with live=outlet"):
+        Publisher(MemoryStore(), transport="auto", topology=topology)

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 from live_paths import PATHS, live_path
+from random_layouts import empty_shards, random_catalog, random_layout, random_values
 from syncline import MemoryEngine, MemoryStore, Ranks, Receiver, ShardedPublisher
 from syncline.abc import Inlet, Outlet
 from syncline.channels import MemoryInlet, MemoryOutlet
 from syncline.errors import ConfigError, FormatError, PeerLostError, PlanDisagreementError
+from syncline.layouts import scatter
 from syncline.layouts.sharded import Shard, Sharding, dtensor_layout
 from syncline.sync.sharded import gathering
 from syncline.types import TensorMeta
@@ -141,6 +143,48 @@ def test_every_rank_sends_its_own_and_engines_get_whole_versions(paths):
             assert reports[0].delivery.moved.kind == ("delta" if is_delta else "full")
             assert all(report.delivery.moved.wire_bytes for report in reports)
             trainer.train()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_layouts_arrive_whole_and_no_rank_waits_in_a_circle(seed):
+    import ml_dtypes
+
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(2, 5))
+    catalog = random_catalog(rng)
+    layout = random_layout(catalog, count, rng)
+    tensors, shards = random_values(catalog, rng), empty_shards(layout)
+    scatter(layout, tensors.values(), shards)
+    names = {"BF16": ml_dtypes.bfloat16, "F32": np.float32, "I32": np.int32}
+    names |= {"U8": np.uint8, "I64": np.int64}
+    outlets, store = [MemoryOutlet() for _ in range(count)], MemoryStore()
+    ranks = Ranks.threads(count, timeout_s=WAIT_S)
+
+    def weights(rank: int) -> dict[str, Any]:
+        its = next(p.tensors for p in layout.placements if p.rank == rank)
+        return {t.name: shards[rank][t.name].view(names[t.dtype]).reshape(t.shape) for t in its}
+
+    def trainer(rank: int) -> Any:
+        publisher = ShardedPublisher(
+            store,
+            layout,
+            ranks[rank],
+            live=outlets[rank],
+            live_timeout_s=WAIT_S,
+            bucket_bytes=256,
+        )
+        return [publisher.publish(weights(rank), full=full) for full in (False, True)]
+
+    fleet = Fleet({"a": MemoryInlet(outlets[0], name="a", timeout_s=WAIT_S)})
+    with ThreadPoolExecutor() as pool:
+        publishing = [pool.submit(trainer, rank) for rank in range(count)]
+        for version in (1, 2):
+            assert fleet.receivers["a"].sync(repair=True).version == version
+        for found in publishing:
+            for report in found.result(WAIT_S):
+                report.delivery.require()
+    for name, (_, bits) in tensors.items():
+        np.testing.assert_array_equal(fleet.engines["a"].view(name), bits)
 
 
 def test_an_engine_that_joins_late_gets_all_weights_beside_the_deltas_of_others(paths):

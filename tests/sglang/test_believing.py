@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -114,8 +115,9 @@ def test_a_server_that_somebody_else_paused_is_not_ready(
 
 
 @pytest.mark.parametrize("version", ["0.5.21", "0.5.23"])
+@pytest.mark.parametrize("comes", ["at once", "after another version"])
 def test_a_pause_that_comes_late_is_noticed_and_ended(
-    tmp_path: Path, rng: np.random.Generator, version: str
+    tmp_path: Path, rng: np.random.Generator, version: str, comes: str
 ) -> None:
     scene = build(tmp_path, version)
     with scene.fake:
@@ -126,15 +128,38 @@ def test_a_pause_that_comes_late_is_noticed_and_ended(
         with pytest.raises(SynclineError):
             follower.sync(2)
         assert scene.fake.label == "1" and not scene.fake.is_paused
+        if comes == "after another version":
+            follower.sync(2)
+        at = int(scene.fake.label)
         scene.fake.has_given_up.set()
         while not scene.fake.is_paused:
-            pass
-        assert not follower.is_serving()
-        follower.sync(1)
+            time.sleep(0.01)
+        if not follower.is_serving():
+            follower.sync(at)
         assert not scene.fake.is_paused
         assert follower.is_serving()
         follower.sync()
         scene.check(2)
+        follower.close()
+
+
+def test_a_follower_that_is_interrupted_while_it_takes_back_knows_nothing(
+    scene: Scene, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.train(rng)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    scene.fake.faults["/flush_cache"] = ("before", "busy")
+    with monkeypatch.context() as patch:
+        patch.setattr("syncline.sglang.change.InPlace.undo", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            scene.follower.sync()
+    assert scene.fake.is_paused
+    assert scene.follower.held() is None and not scene.follower.is_serving()
+    scene.follower.sync()
+    scene.check(2)
 
 
 @pytest.mark.parametrize("label", ["2", "default"])

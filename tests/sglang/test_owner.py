@@ -13,8 +13,8 @@ import pytest
 
 from sglang_scenes import Scene, build
 from syncline.errors import CommitError, EndpointError
-from syncline.sglang import owner
-from syncline.sglang.owner import Owner
+from syncline.sync import owner
+from syncline.sync.owner import Owner
 
 
 @pytest.fixture

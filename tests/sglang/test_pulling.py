@@ -15,7 +15,13 @@ from safetensors.torch import load_file
 import sglang_tiny as tiny
 import syncline
 from sglang_fake import FakeSglang, FusedModel
-from syncline.errors import BaseVersionError, ConfigError, EndpointError, TornUpdateError
+from syncline.errors import (
+    BaseVersionError,
+    CommitError,
+    ConfigError,
+    EndpointError,
+    TornUpdateError,
+)
 from syncline.sglang.control import SglangHttp
 from syncline.sglang.pulling import PullingServer
 
@@ -59,6 +65,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
             SglangHttp(fake.url), store, str(tmp_path / "run"), str(tmp_path / "local")
         )
         yield Scene(fake, publisher, server, weights)
+        server.close()
 
 
 def test_it_is_told_to_pull_and_then_to_load(scene: Scene, rng: np.random.Generator) -> None:
@@ -98,6 +105,57 @@ def test_a_failed_load_is_never_called_the_version(scene: Scene, rng: np.random.
     assert scene.fake.label == "1" and scene.fake.is_paused
     scene.server.sync()
     scene.check(version)
+
+
+def test_a_server_that_is_paused_or_was_started_anew_is_not_ready(
+    scene: Scene, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    scene.server.sync()
+    scene.fake.is_paused = True
+    assert not scene.server.is_serving()
+    with pytest.raises(CommitError, match="paused by somebody else"):
+        scene.server.sync()
+    scene.fake.is_paused = False
+    assert scene.server.is_serving()
+    shutil.copytree(tmp_path / "local", tmp_path / "first")
+    version = scene.train(rng)
+    scene.server.sync()
+    scene.fake.restart(tmp_path / "first", str(version))  # old weights under the newest name
+    assert not scene.server.is_serving()
+    scene.server.sync()
+    scene.check(version)
+
+
+def test_a_load_that_does_nothing_is_not_named(scene: Scene, rng: np.random.Generator) -> None:
+    scene.server.sync()
+    version = scene.train(rng)
+    scene.fake.lies["/update_weights_from_disk"] = {"success": True}
+    with pytest.raises(TornUpdateError, match="holds what it held before"):
+        scene.server.sync()
+    assert scene.fake.label == "1" and scene.fake.is_paused
+    scene.fake.lies.clear()
+    scene.server.sync()
+    scene.check(version)
+
+
+def test_a_second_follower_of_a_server_that_pulls_is_refused(
+    scene: Scene, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    scene.server.sync()
+    scene.train(rng)
+    second = PullingServer(
+        SglangHttp(scene.fake.url),
+        syncline.open_store(str(tmp_path / "run")),
+        str(tmp_path / "run"),
+        str(tmp_path / "local"),
+    )
+    with pytest.raises(CommitError, match="another follower"):
+        second.sync()
+    assert scene.fake.pulled == 1
+    scene.server.close()
+    second.sync()
+    scene.check(2)
+    second.close()
 
 
 def test_a_server_that_cannot_pull_is_refused(scene: Scene) -> None:

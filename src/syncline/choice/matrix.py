@@ -114,10 +114,6 @@ def _joining(topology: Topology) -> str | None:
 def _live(topology: Topology) -> str | None:
     if topology.joining:
         return "no version is made for engines that join, and a round would take in the whole fleet"
-    if topology.writers > 1:
-        return (
-            f"on a live path one process sends all weights, and {topology.writers} write together"
-        )
     return None
 
 

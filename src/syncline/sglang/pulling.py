@@ -19,9 +19,11 @@ from syncline.sglang.change import FromDirectory
 from syncline.sglang.commit import Commit, CommitOptions, Committed
 from syncline.sglang.control import PULL, SglangHttp
 from syncline.sglang.proved import Unseen
+from syncline.sglang.standing import end_late_pause, standing_of
 from syncline.sync.layout import own_history
 from syncline.sync.named import is_named
 from syncline.sync.ours import as_commit_error
+from syncline.sync.owner import Owner
 from syncline.version import HeldVersion
 
 
@@ -52,6 +54,9 @@ class PullingServer:
         self._source = source
         self._local = local
         self._options = CommitOptions() if options is None else options
+        self._owner = Owner(None)
+        self._start = ""
+        self._may_pause_late = False
         self._held: HeldVersion | None = None
         self._last: Committed | None = None
 
@@ -69,6 +74,12 @@ class PullingServer:
         step_s, load_s = self._options.step_timeout_s, self._options.load_timeout_s
         about = self._control.server(step_s)
         rules = self._control.rules(about.version, step_s)
+        if self._owner.claim(about.start) or about.start != self._start:
+            self._held, self._start = None, about.start
+        if self._held is not None and end_late_pause(
+            self._control, self._held, may_pause_late=self._may_pause_late, timeout_s=step_s
+        ):
+            self._may_pause_late = False
         if not self._control.has(PULL, step_s):
             raise ConfigError(
                 f"expected a server with the route {PULL}, found SGLang {about.version} without it; keep it with "
@@ -94,9 +105,15 @@ class PullingServer:
         )
         try:
             self._last = commit.put(change, str(target.version))
-        except (TornUpdateError, OutcomeUnknownError):
-            self._held = None
+        except BaseException as error:
+            is_taken_back = isinstance(error, Exception) and not isinstance(
+                error, (TornUpdateError, OutcomeUnknownError)
+            )
+            if not is_taken_back:
+                self._held = None
             raise
+        finally:
+            self._may_pause_late |= commit.may_pause_late
         self._held = target
         return self._last
 
@@ -105,10 +122,20 @@ class PullingServer:
         return self._held
 
     def is_serving(self) -> bool:
-        """Tell whether the server answers, and still names the version that it was brought to."""
+        """Tell whether the server generates with the version that it was brought to, as far as it says so itself."""
         if not is_named(self._control, self._held):
             self._held = None
-        return self._held is not None
+            return False
+        standing = standing_of(self._control, self._start)
+        if standing == "started anew":
+            self._held = None
+        elif standing == "cannot tell" and self._may_pause_late:
+            self._control.resume(self._options.step_timeout_s)  # harmless where it is not needed
+        return standing in ("generates", "cannot tell")
+
+    def close(self) -> None:
+        """Let others follow the server."""
+        self._owner.release()
 
     def figures(self) -> Mapping[str, float]:
         """Return what the last commit took, by name of the metric."""

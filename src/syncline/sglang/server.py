@@ -10,11 +10,9 @@ from pathlib import Path
 from syncline.abc import Observe, Store
 from syncline.engines import CheckpointDir
 from syncline.errors import (
-    CommitError,
     ConfigError,
     LayoutError,
     OutcomeUnknownError,
-    SynclineError,
     TornUpdateError,
     VerifyError,
 )
@@ -25,17 +23,18 @@ from syncline.sglang.change import Change, InPlace
 from syncline.sglang.commit import Commit, CommitOptions, Committed
 from syncline.sglang.control import SglangHttp
 from syncline.sglang.mirror import Mirror
-from syncline.sglang.owner import Owner
 from syncline.sglang.proof import Proof
 from syncline.sglang.routes import ROUTES, Lack, Route, change_of, tidy
+from syncline.sglang.standing import end_late_pause, standing_of
 from syncline.sglang.versions import Rules
 from syncline.sync import AppliedVersion, Receiver
 from syncline.sync.accounting import Moved
 from syncline.sync.named import is_named
 from syncline.sync.ours import as_commit_error
+from syncline.sync.owner import Owner
 from syncline.version import HeldVersion
 
-_LOOK_S = 10.0
+_NOT_TAKEN_BACK = (TornUpdateError, OutcomeUnknownError)
 
 
 class SglangServer:
@@ -120,7 +119,10 @@ class SglangServer:
         if self._owner.claim(about.start):
             self._doubt()
         self._recognise(rules, about)
-        self._check_going()
+        if self._held is not None and end_late_pause(
+            self._control, self._held, may_pause_late=self._may_pause_late, timeout_s=step_s
+        ):
+            self._may_pause_late = False
         started_s = time.monotonic()
         pulled = self._pull(version, repair=repair)
         self._stage_s = time.monotonic() - started_s
@@ -140,11 +142,14 @@ class SglangServer:
         try:
             known = None if lack.pending is None else self._checksum
             self._last = _told(commit.put(change, str(target.version), known), pulled.moved)
-        except (TornUpdateError, OutcomeUnknownError):
-            self._lose()
+        except BaseException as error:
+            # What interrupts, a signal for one, may have interrupted the taking back.
+            was_taken_back = isinstance(error, Exception) and not isinstance(error, _NOT_TAKEN_BACK)
+            if not was_taken_back:
+                self._lose()
             raise
         finally:
-            self._may_pause_late = commit.may_pause_late
+            self._may_pause_late |= commit.may_pause_late
             tidy(self._staging)
         self._changed = len(self._mirror.changed)
         self._dense = len(change.dense) if isinstance(change, InPlace) else self._changed
@@ -169,14 +174,12 @@ class SglangServer:
         if not is_named(self._control, self._held):
             self._doubt()
             return False
-        try:
-            if self._control.server(_LOOK_S).start != self._start:
-                self._doubt()
-                return False
-            is_paused = self._control.is_paused(_LOOK_S)
-        except SynclineError:  # busy or gone: its name said nothing against it
-            return False
-        return not is_paused and not (is_paused is None and self._may_pause_late)
+        standing = standing_of(self._control, self._start)
+        if standing == "started anew":
+            self._doubt()
+        elif standing == "cannot tell" and self._may_pause_late:
+            self._control.resume(self._options.step_timeout_s)  # harmless where it is not needed
+        return standing in ("generates", "cannot tell")
 
     def figures(self) -> Mapping[str, float]:
         """Return what the last commit took, by name of the metric."""
@@ -209,25 +212,6 @@ class SglangServer:
         self._control.resume(self._options.step_timeout_s)  # whoever paused it may have died
         self._held, self._checksum = held, known.checksum
         self._mirror.settle(held)
-
-    def _check_going(self) -> None:
-        """Let a server go on that heard late of a pause of ours.
-
-        Raises:
-            CommitError: it holds a known version, and somebody else has paused it.
-        """
-        if self._held is None:
-            return  # it will be paused and go on
-        step_s = self._options.step_timeout_s
-        is_paused = self._control.is_paused(step_s)
-        if self._may_pause_late and is_paused is not False:
-            self._control.resume(step_s)
-            self._may_pause_late = False
-        elif is_paused:
-            raise CommitError(
-                f"version {self._held.version}: expected the server to generate, found it paused by somebody "
-                "else; continue it (/continue_generation), or stop whoever else updates it"
-            )
 
     def _pull(self, version: int | None, *, repair: bool) -> AppliedVersion:
         """Bring the checkpoint to a version; what the server lacks of it is kept."""

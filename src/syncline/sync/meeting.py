@@ -162,6 +162,11 @@ def _opened(
             "transport: engines that join a running fleet take the version from peers, with "
             "syncline.hosts.enter or join; nothing is published for them: leave `joining` out of the topology"
         )
+    if decision.transport in ("shared-memory", "collective") and decision.topology.writers > 1:
+        raise ConfigError(
+            f"transport: {decision.transport} from {decision.topology.writers} trainer ranks needs an outlet on each of them: "
+            "make a ShardedPublisher with live=outlet on every rank"
+        )
     if decision.transport == "shared-memory":
         return SharedMemoryOutlet(_socket(head) if address is None else address)
     if decision.transport == "collective":

@@ -9,8 +9,9 @@ from syncline.errors import CommitError, OutcomeUnknownError, SynclineError, Tor
 from syncline.sync.layout import own_history
 from syncline.sync.named import is_named
 from syncline.sync.ours import as_commit_error
+from syncline.sync.owner import Owner
 from syncline.version import HeldVersion
-from syncline.vllm.answers import check_held, whole
+from syncline.vllm.answers import check_held, checked, whole
 from syncline.vllm.commit import CommitOptions, Committed, bring
 from syncline.vllm.control import Control
 
@@ -39,13 +40,16 @@ class VllmServer:
         self._held: HeldVersion | None = None
         self._last: Committed | None = None
         self._has_resumed = False
+        self._owner = Owner()
 
     def sync(self, version: int | None, *, repair: bool = False) -> Committed:
         """Bring the vLLM to a version, by default the store's current one; see `commit.bring`.
 
         Raises:
-            CommitError: somebody else has paused it; nothing was touched. Or as `commit.bring`.
+            CommitError: another process of this host follows it, or somebody has paused it; nothing was touched.
+            Or as `commit.bring`.
         """
+        self._owner.claim(self._session())
         target = own_history(self._store).target(version)
         self._check_going()
         try:
@@ -70,6 +74,16 @@ class VllmServer:
             raise
         self._held, self._has_resumed = target, True
         return self._last
+
+    def close(self) -> None:
+        """Let another follower have it; harmless if it is not ours."""
+        self._owner.release()
+
+    def _session(self) -> str:
+        """Return what tells this start of the vLLM from all others."""
+        timeout_s = self._options.step_timeout_s
+        first = checked("status", self._control.call("syncline_status", timeout_s=timeout_s))[0]
+        return str(first.get("session"))
 
     def _check_going(self) -> None:
         """Check that nobody else holds generation; what a follower of ours left paused is gone on with.

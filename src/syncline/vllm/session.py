@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -76,6 +77,7 @@ class Session:
         self._is_repair = False
         self._is_kv_finite = True
         self._apply_s = 0.0
+        self._identity = uuid.uuid4().hex
 
     def open(self, store: str) -> None:
         """Follow this store from now on. Collective: no.
@@ -208,6 +210,7 @@ class Session:
         return {
             "rank": self._workers.rank,
             "workers": self._workers.count,
+            "session": self._identity,
             "run_id": None if held is None else held.manifest.run_id,
             "version": None if held is None else held.version,
             "sha256": None if held is None else held.sha256,

@@ -53,7 +53,6 @@ def test_a_delta_through_shared_memory_is_refused_because_nothing_is_saved() -> 
         (Topology(joining=2), "peers", "nobody who holds the version offers it"),
         (Topology(fabric=True, joining=1, holders=1), "collective", "take in the whole fleet"),
         (Topology(colocated=True, joining=1), "shared-memory", "take in the whole fleet"),
-        (Topology(fabric=True, writers=4), "collective", "and 4 write together"),
     ],
 )
 def test_a_transport_that_cannot_reach_the_engines_is_refused_with_the_reason(
@@ -61,6 +60,11 @@ def test_a_transport_that_cannot_reach_the_engines_is_refused_with_the_reason(
 ) -> None:
     with pytest.raises(ConfigError, match=reason):
         decide(topology, MODEL, transport=transport)
+
+
+def test_several_trainer_ranks_have_live_paths_too() -> None:
+    assert decide(Topology(fabric=True, writers=4), MODEL).transport == "collective"
+    assert decide(Topology(colocated=True, writers=2), MODEL).transport == "shared-memory"
 
 
 def test_where_nothing_reaches_the_engines_every_row_says_why() -> None:

@@ -37,6 +37,7 @@ def followed(tmp_path):
     with Replica(syncline.open_store(url), server, follow_s=0.01) as replica:
         wait_for(lambda: replica.status().readiness)
         yield vllm, replica, publisher, base
+    server.close()
 
 
 def at(replica, version):
@@ -98,6 +99,7 @@ def test_metrics_are_prometheus_text(followed):
 def test_a_repair_puts_right_what_something_else_changed(followed, tmp_path):
     vllm, replica, publisher, base = followed
     replica.close()
+    replica._engine.close()  # as when its process ends
     next(iter(vllm.weights[1].live.values()))[0] ^= 1
     assert vllm.bits() != as_bytes(base)
     store = syncline.open_store(tmp_path / "run")
@@ -108,6 +110,7 @@ def test_a_repair_puts_right_what_something_else_changed(followed, tmp_path):
         vllm.log.clear()
         publisher.publish(changed(base, 2))
         wait_for(lambda: at(second, 2))
+    server.close()
 
 
 @pytest.mark.parametrize(

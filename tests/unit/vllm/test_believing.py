@@ -46,7 +46,9 @@ class Scene:
 
 @pytest.fixture
 def scene(tmp_path):
-    return Scene(str(tmp_path / "run"))
+    made = Scene(str(tmp_path / "run"))
+    yield made
+    made.server.close()
 
 
 @pytest.mark.parametrize("step", ["syncline_apply", "syncline_finish"])
@@ -213,6 +215,7 @@ def test_another_run_that_has_the_same_number_is_not_there(scene, tmp_path):
     publisher.publish(scene.base)
     third = changed(scene.base, 3)
     publisher.publish(third)
+    scene.server.close()
     server = VllmServer(scene.vllm, syncline.open_store(other), other, OPTIONS)
     with pytest.raises(SynclineError):
         server.sync(None)
@@ -284,3 +287,37 @@ def test_a_foreign_error_at_any_step_is_ours_and_the_old_version_is_served(scene
     scene.check()
     assert scene.vllm.name == "1" and not scene.vllm.is_paused
     assert scene.server.is_serving()
+
+
+def test_a_second_follower_is_refused_and_touches_nothing(scene):
+    second = VllmServer(scene.vllm, syncline.open_store(scene.url), scene.url, OPTIONS)
+    scene.vllm.log.clear()
+    with pytest.raises(CommitError, match="another follower has this server"):
+        second.sync(None)
+    assert scene.vllm.log == [] and second.held() is None and not second.is_serving()
+    scene.server.sync(None)
+    scene.check()
+    scene.server.close()
+    second.sync(1)
+    assert scene.vllm.name == "1"
+    with pytest.raises(CommitError, match="another follower"):
+        scene.server.sync(None)
+    second.close()
+
+
+def test_a_second_follower_does_not_end_the_pause_of_the_first(scene, monkeypatch):
+    second = VllmServer(scene.vllm, syncline.open_store(scene.url), scene.url, OPTIONS)
+    seen = []
+    reset = scene.vllm.reset_caches
+
+    def meanwhile(timeout_s):
+        with pytest.raises(CommitError, match="another follower"):
+            second.sync(None)
+        seen.append(scene.vllm.is_paused)
+        reset(timeout_s)
+
+    monkeypatch.setattr(scene.vllm, "reset_caches", meanwhile)
+    scene.server.sync(None)
+    assert seen == [True]
+    scene.check()
+    assert scene.vllm.name == "2"

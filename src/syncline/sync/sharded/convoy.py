@@ -115,7 +115,7 @@ class Leading:
                 missing.append(str(error))
                 continue
             if body:
-                failed.append(f"rank {rank}: {body.decode(errors='replace')}")
+                failed.append(f"rank {rank}: {bytes(body).decode(errors='replace')}")
         return [*missing, *failed]
 
     def _order(self, order: str, fields: Mapping[str, object], cargo: bytes = b"") -> None:
@@ -182,9 +182,10 @@ class Following:
 
     def _heard(self) -> tuple[strict_json.Fields, bytes]:
         what = "what to do next on the live path"
-        self._number, body = self._lane.mail.hear(
+        self._number, told = self._lane.mail.hear(
             LEADER, ORDER, self._number + 1, what, patience=_PATIENCE
         )
+        body = bytes(told)
         where = "the leader's order"
         stop = _LENGTH_BYTES + int.from_bytes(body[:_LENGTH_BYTES], "little")
         value = strict_json.members(

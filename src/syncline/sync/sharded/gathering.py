@@ -22,7 +22,7 @@ Take = Callable[[int, int], memoryview]
 class Told:
     """The bytes that one rank sent of a span, taken from the front."""
 
-    def __init__(self, message: bytes) -> None:
+    def __init__(self, message: bytes | memoryview) -> None:
         self._left = memoryview(message)
 
     @property

@@ -2,15 +2,16 @@
 
 All ranks go through the buckets of a version in one planned order. Of each, the owner of its tensors takes what
 other ranks answer for, puts it together and sends it to all engines, over an outlet of its own; the others send
-the owner their pieces, and go on when it has them. So a rank has at most two buckets of its own and its pieces of
-one more under way, and nobody receives what it does not need.
+the owner their pieces, two buckets ahead. So a rank has at most two buckets of its own and its pieces of two more
+under way, and nobody receives what it does not need.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from itertools import islice
 from typing import NamedTuple
 
 from syncline.abc import Outlet, Send
@@ -26,6 +27,7 @@ ORDER, PIECES, HAVE, ENDED = b"O", b"P", b"C", b"M"
 """What ranks say in a delivery: what to do, parts of a bucket, that it has them, how a round ended."""
 
 _NUMBER_BYTES = 8
+_AHEAD = 2
 
 
 class Mail:
@@ -35,17 +37,17 @@ class Mail:
         self._ranks = ranks
         self._waiting: dict[int, list[_Letter]] = {}
 
-    def send(self, to: int, kind: bytes, number: int, body: bytes = b"") -> None:
+    def send(self, to: int, kind: bytes, number: int, *body: bytes) -> None:
         """Hand a message to a rank; raises as `Ranks.send`.
 
         Args:
             number: of the round that it belongs to.
         """
-        self._ranks.send(to, kind + number.to_bytes(_NUMBER_BYTES, "little") + body)
+        self._ranks.send(to, kind, number.to_bytes(_NUMBER_BYTES, "little"), *body)
 
     def hear(
         self, source: int, kind: bytes, number: int, what: str, *, patience: int = 1
-    ) -> tuple[int, bytes]:
+    ) -> tuple[int, memoryview]:
         """Return number and body of a rank's next message of this kind; what it says else is kept.
 
         Args:
@@ -59,9 +61,10 @@ class Mail:
         place = 0
         while True:
             if place == len(waiting):
-                raw = self._ranks.receive(source, what, patience=patience)
+                raw = memoryview(self._ranks.receive(source, what, patience=patience))
                 stop = 1 + _NUMBER_BYTES
-                waiting.append(_Letter(raw[:1], int.from_bytes(raw[1:stop], "little"), raw[stop:]))
+                number_of = int.from_bytes(raw[1:stop], "little")
+                waiting.append(_Letter(bytes(raw[:1]), number_of, raw[stop:]))
             letter = waiting[place]
             if letter.number < number:
                 del waiting[place]
@@ -69,7 +72,8 @@ class Mail:
                 del waiting[place]
                 return letter.number, letter.body
             elif kind != ORDER and letter.kind in (ORDER, ENDED):
-                why = letter.body.decode(errors="replace") if letter.kind == ENDED else "called off"
+                is_told = letter.kind == ENDED
+                why = bytes(letter.body).decode(errors="replace") if is_told else "called off"
                 raise PeerLostError(f"rank {source} has ended the round: {why}")
             else:
                 place += 1
@@ -78,7 +82,7 @@ class Mail:
 class _Letter(NamedTuple):
     kind: bytes
     number: int
-    body: bytes
+    body: memoryview
 
 
 class Lane:
@@ -106,7 +110,7 @@ class Lane:
         self._gathering = gathering
         self._dense = dense
         self._number = 0
-        self._unconfirmed: int | None = None
+        self._unconfirmed: deque[int] = deque()
         self.mail = Mail(ranks)
         self.payloads: Mapping[str, memoryview] = {}
 
@@ -131,19 +135,20 @@ class Lane:
         """
         sent = [each for each in cargo.buckets if each.nbytes]
         sizes = [each.nbytes for each in sent if self.is_mine(each)]
-        self._number, self._unconfirmed = number, None
+        self._number, self._unconfirmed = number, deque()
         with ExitStack() as stack:
             give: Send | None = None
             if sizes:
                 give = stack.enter_context(self._outlet.round(members, sizes, timeout_s))
             on_opened()
+            coming = iter(sent if cargo.kind == "full" else ())
+            self._pass_on(islice(coming, _AHEAD))
             for each in sent:
+                self._pass_on(islice(coming, 1))
                 if give is not None and self.is_mine(each):
                     give(self._payloads(each) if cargo.kind == "delta" else self._gathered(each))
-                elif cargo.kind == "full":
-                    self._pass_on(each)
                 on_sent(each)
-            self._confirm()
+            self._confirm(0)
 
     def is_mine(self, each: Bucket) -> bool:
         """Whether this rank sends a bucket."""
@@ -167,23 +172,34 @@ class Lane:
     def _source(self, each: Bucket) -> int:
         return self._owners[each.pieces[0].meta.name]
 
-    def _pass_on(self, each: Bucket) -> None:
-        """Send a bucket's owner what this rank answers for, once it has what came before."""
-        pieces = [
-            raw for meta, start, count in _spans(each) for raw in self._pieces(meta, start, count)
-        ]
-        if pieces:
-            self._confirm()
-            self._unconfirmed = self._source(each)
-            self.mail.send(self._unconfirmed, PIECES, self._number, b"".join(pieces))
+    def _pass_on(self, buckets: Iterable[Bucket]) -> None:
+        """Send owners what this rank answers for, as soon as what was sent long before is there.
+
+        As many may be unconfirmed as are sent ahead: so what is waited for was always due before the bucket
+        that this rank is to send next, and nobody can wait in a circle.
+        """
+        for each in buckets:
+            if self.is_mine(each):
+                continue
+            pieces = [
+                raw
+                for meta, start, count in _spans(each)
+                for raw in self._pieces(meta, start, count)
+            ]
+            if pieces:
+                self._confirm(_AHEAD - 1)
+                self._unconfirmed.append(self._source(each))
+                self.mail.send(self._source(each), PIECES, self._number, *pieces)
 
     def _pieces(self, meta: TensorMeta, start: int, count: int) -> list[bytes]:
         return self._gathering.pieces(meta, start, count)
 
-    def _confirm(self) -> None:
-        if self._unconfirmed is not None:
-            self.mail.hear(self._unconfirmed, HAVE, self._number, "that it has its pieces")
-            self._unconfirmed = None
+    def _confirm(self, most: int) -> None:
+        """Wait until all but so many messages with pieces have arrived."""
+        while len(self._unconfirmed) > most:
+            self.mail.hear(
+                self._unconfirmed.popleft(), HAVE, self._number, "that it has its pieces"
+            )
 
     def _payloads(self, each: Bucket) -> list[tuple[int, Bits | DeviceBits]]:
         return list(pieces_of(each, payload_bits(self.payloads)))
@@ -223,7 +239,7 @@ class Lane:
         if self._dense(meta.name) is None:
             yield from self._gathering.senders(meta, start, count)
 
-    def _told(self, rank: int, each: Bucket) -> bytes:
+    def _told(self, rank: int, each: Bucket) -> bytes | memoryview:
         if rank == self._ranks.rank:
             return b"".join(
                 raw

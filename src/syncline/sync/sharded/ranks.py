@@ -96,13 +96,13 @@ class Ranks:
         """Whether this rank commits."""
         return self.rank == LEADER
 
-    def send(self, to: int, body: bytes) -> None:
-        """Hand a message to a rank, which may be this one.
+    def send(self, to: int, *body: bytes) -> None:
+        """Hand a message, in one piece or several, to a rank, which may be this one.
 
         Raises:
             PeerLostError: the rank is gone.
         """
-        self._send(to, _DATA, body)
+        self._send(to, _DATA, *body)
 
     def receive(self, source: int, what: str, *, patience: int = 1) -> bytes:
         """Return the next message of a rank that belongs to the present step.
@@ -243,13 +243,13 @@ class Ranks:
             with suppress(PeerLostError):  # the error itself is raised here, and reaches the others
                 self._send(rank, kind, _told(error))
 
-    def _send(self, to: int, kind: bytes, body: bytes) -> None:
+    def _send(self, to: int, kind: bytes, *body: bytes) -> None:
         if to == self.rank:
-            self._own.append((kind, body))
+            self._own.append((kind, b"".join(body)))
             return
         attempt = self._attempt.to_bytes(_ATTEMPT_BYTES, "little")
         try:
-            self._channels[to].send(b"".join((kind, attempt, body)))
+            self._channels[to].send(b"".join((kind, attempt, *body)))
         except PeerLostError as error:
             raise PeerLostError(f"rank {to} is gone: {error}") from error
 

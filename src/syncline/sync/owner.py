@@ -18,14 +18,14 @@ NAME = "owner.lock"
 
 
 class Owner:
-    """The right to follow one server out of one staging directory, against all processes of this host.
+    """The right to follow one server, out of one staging directory if it needs one, against all processes of this host.
 
     Args:
-        staging: the directory, whose lock is `owner.lock` in it. The server's lies where the system keeps
-            temporary files, so that followers with different staging directories meet, too.
+        staging: the directory, whose lock is `owner.lock` in it; None: there is none. The server's lies where
+            the system keeps temporary files, so that followers with different staging directories meet, too.
     """
 
-    def __init__(self, staging: Path) -> None:
+    def __init__(self, staging: Path | None = None) -> None:
         self._staging = staging
         self._held: dict[Path, int] = {}
         weakref.finalize(self, _let_go, self._held)
@@ -40,10 +40,9 @@ class Owner:
             CommitError: another follower has it, or the system refuses; nothing was touched.
         """
         digest = hashlib.sha256(start.encode()).hexdigest()[:16]
-        wanted = (
-            self._staging / NAME,
-            Path(tempfile.gettempdir()) / f"syncline-sglang-{digest}.lock",
-        )
+        wanted = [Path(tempfile.gettempdir()) / f"syncline-follower-{digest}.lock"]
+        if self._staging is not None:
+            wanted.insert(0, self._staging / NAME)
         _let_go(self._held, [path for path in self._held if path not in wanted])
         lost = [path for path, fd in self._held.items() if not durable.is_same_file(fd, path)]
         _let_go(self._held, lost)
@@ -69,7 +68,7 @@ def _lock(path: Path) -> int:
                 os.close(fd)
                 raise CommitError(
                     f"another follower has this server (lock {path}); nothing was touched; stop it, or follow "
-                    "another server out of another staging directory"
+                    "another server"
                 )
             if durable.is_same_file(fd, path):
                 return fd
