@@ -61,6 +61,17 @@ class TestedWorker(SynclineWorker):
             )
             bits[attention.q_size : attention.q_size + attention.kv_size] ^= 1
 
+    def tested_kept(self) -> list[str]:
+        """Return the parameters whose description, which vLLM keeps for reloads, would keep their layer alive."""
+        from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO
+
+        return [
+            name
+            for layer, info in LAYERWISE_INFO.items()
+            for name, described in info.restore_metadata[0].items()
+            if any(getattr(value, "__self__", None) is layer for value in vars(described).values())
+        ]
+
     def tested_placement(self) -> dict[str, Any]:
         """Return what was learned here, in plain values."""
         weights = session_of(self).weights

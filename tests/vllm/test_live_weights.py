@@ -277,6 +277,10 @@ def test_nothing_is_loaded_whole(following: Following) -> None:
         assert answer["unmapped"] == {}
 
 
+def test_no_layer_is_kept_by_what_vllm_describes_it_with(following: Following) -> None:
+    assert following.call("tested_kept") == [[]] * following.setup.tp
+
+
 def test_kernels_are_those_that_the_setup_names(following: Following) -> None:
     for answer in following.call("tested_placement"):
         assert bool(answer["packed"]) == (following.setup.kernels == "default")
