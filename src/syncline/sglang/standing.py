@@ -42,8 +42,8 @@ def end_late_pause(
         return False
     if not may_pause_late:
         raise CommitError(
-            f"version {held.version}: expected the server to generate, found it paused by somebody else; "
-            "continue it (/continue_generation), or stop whoever else updates it"
+            f"version {held.version}: expected the server to generate, found it paused by somebody else, or "
+            "unhealthy (/ready answers 503); continue it (/continue_generation), or stop whoever else updates it"
         )
     control.resume(timeout_s)
     return True
