@@ -105,24 +105,26 @@ def _tensors(model: Any) -> dict[str, Any]:
 @contextmanager
 def _as_loaded(modules: Mapping[Any, tuple[str, ...]]) -> Iterator[None]:
     """Give parameters the form that their loaders fill, without memory, for a while."""
-    from vllm.model_executor.model_loader.reload.sanitize import (  # noqa: PLC0415
-        restore_layer_refs,
-        sanitize_layer_refs,
-    )
-
     kept = []
     try:
         for module, names in modules.items():
             for name in names:
                 kept.append((module, name, module._parameters[name]))  # noqa: SLF001
-                described = restore_layer_refs(_described(module, name), module)
+                described = _described(module, name)
+                _sanitize().restore_layer_refs(described, module)
                 module._parameters[name] = described  # noqa: SLF001
         yield
     finally:
         for module, name, parameter in kept:
             # What vLLM keeps of a layer must not keep the layer.
-            sanitize_layer_refs(module._parameters[name], module)  # noqa: SLF001
+            _sanitize().sanitize_layer_refs(module._parameters[name], module)  # noqa: SLF001
             module._parameters[name] = parameter  # noqa: SLF001 - `register_parameter` checks too much
+
+
+def _sanitize() -> Any:
+    from vllm.model_executor.model_loader.reload import sanitize  # noqa: PLC0415
+
+    return sanitize
 
 
 def _described(module: Any, name: str) -> Any:
