@@ -109,8 +109,8 @@ def _as_loaded(modules: Mapping[Any, tuple[str, ...]]) -> Iterator[None]:
     try:
         for module, names in modules.items():
             for name in names:
-                kept.append((module, name, module._parameters[name]))  # noqa: SLF001
                 described = _described(module, name)
+                kept.append((module, name, module._parameters[name]))  # noqa: SLF001
                 _sanitize().restore_layer_refs(described, module)
                 module._parameters[name] = described  # noqa: SLF001
         yield
