@@ -294,6 +294,7 @@ class Inlet(ABC):
 
         Raises:
             TransportTimeoutError: no trainer was there in `timeout_s`.
+            TransportUnavailableError: a package that the transport needs is missing here.
             ConfigError: the trainer refused this engine; says why.
         """
 

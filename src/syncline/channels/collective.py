@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from syncline.abc import Channel, Inlet
-from syncline.channels.groups import BUFFERS, Backend, Groups
+from syncline.channels.groups import BUFFERS, Backend, Groups, load_torch
 from syncline.channels.inlet import RoundInlet
 from syncline.channels.lobby import Lobby, default_name, join
 from syncline.channels.outlet import RoundOutlet
@@ -204,6 +204,7 @@ class CollectiveInlet(RoundInlet):
         if self._channel is not None and self._channel.is_lost:
             self.close()
         if self._channel is None:
+            load_torch()  # before the trainer counts on this engine and its clock runs
             self._channel = join(
                 self._address,
                 CollectiveOutlet.name,

@@ -28,16 +28,25 @@ BUFFERS = 2
 _ROOT = 0
 
 
+def load_torch() -> tuple[Any, Any]:
+    """Return torch and its `distributed`; on a busy machine the first time takes most of a minute.
+
+    Raises:
+        TransportUnavailableError: it is not there, or has none.
+    """
+    if find_spec("torch") is None:
+        raise TransportUnavailableError("torch is not installed; pip install syncline[torch]")
+    torch, dist = import_module("torch"), import_module("torch.distributed")
+    if not dist.is_available():
+        raise TransportUnavailableError("this torch was built without torch.distributed")
+    return torch, dist
+
+
 class Groups:
     """What is asked of torch: stores, groups, broadcasts; its errors become ours."""
 
     def __init__(self, backend: Backend) -> None:
-        if find_spec("torch") is None:
-            raise TransportUnavailableError("torch is not installed; pip install syncline[torch]")
-        self.torch = import_module("torch")
-        self.dist = import_module("torch.distributed")
-        if not self.dist.is_available():
-            raise TransportUnavailableError("this torch was built without torch.distributed")
+        self.torch, self.dist = load_torch()
         if backend not in ("gloo", "nccl"):
             raise ConfigError(f"backend: expected 'gloo' or 'nccl', found {backend!r}")
         is_there = self.dist.is_gloo_available if backend == "gloo" else self.dist.is_nccl_available
@@ -147,7 +156,10 @@ class Groups:
             self.torch.cuda.current_stream().synchronize()
 
     def end(self, group: Any) -> None:
-        """Leave a group; what is under way in it fails."""
+        """Leave a group. What is under way in it fails; with Gloo, which cannot give up, not before the others move.
+
+        Then whoever lets go of the group waits until they send on, leave or die, or its broadcasts' time is over.
+        """
         with suppress(RuntimeError):  # broken already
             group.abort()
 
