@@ -9,9 +9,10 @@ BRIDGE := .venvs/bridge
 VLLM := .venvs/vllm
 SGLANG := .venvs/sglang
 PEERS := .venvs/peers
+LAST_HOP := .venvs/last-hop
 NATIVE := CMakeLists.txt $(shell find native -name '*.cc' -o -name '*.h')
 
-.PHONY: setup cross-env oracles vllm-env vllm-smoke test-vllm sglang-env sglang-smoke test-sglang peers-env shards demo demo-vllm demo-sglang test test-long test-gpu lint type test-native bench golden clean
+.PHONY: setup cross-env oracles vllm-env vllm-smoke test-vllm sglang-env sglang-smoke test-sglang peers-env last-hop-env shards demo demo-vllm demo-sglang test test-long test-gpu lint type test-native bench golden clean
 
 setup: $(VENV)/.installed
 
@@ -46,6 +47,12 @@ peers-env: $(PEERS)/.made-from
 
 $(PEERS)/.made-from: $(VENV)/.installed scripts/peers_env.sh scripts/environment.sh tests/peers/packages.txt
 	scripts/peers_env.sh $(BIN)/python $(PEERS)
+
+# checkpoint-engine, likewise; its tests are in `make test-long` alone.
+last-hop-env: $(LAST_HOP)/.made-from
+
+$(LAST_HOP)/.made-from: $(VENV)/.installed scripts/last_hop_env.sh scripts/environment.sh tests/last_hop/packages.txt
+	scripts/last_hop_env.sh $(BIN)/python $(LAST_HOP)
 
 # The real server, one start of it and minutes; `test-sglang` starts one for each model and number of ranks, and a vLLM.
 sglang-smoke: sglang-env
@@ -104,7 +111,7 @@ oracles: $(ORACLES)/.installed $(BRIDGE)/.made-from
 shards: oracles
 	$(ORACLES)/bin/python tests/oracles/make_shards.py shards
 
-test-long: setup cross-env peers-env oracles
+test-long: setup cross-env peers-env last-hop-env oracles
 	scripts/test_native_fuzz.sh 120
 	HYPOTHESIS_PROFILE=long $(BIN)/pytest -m "not gpu"
 
@@ -119,4 +126,4 @@ golden: setup
 	$(BIN)/python scripts/make_golden.py
 
 clean:
-	rm -rf $(VENV) $(CROSS) $(ORACLES) $(BRIDGE) $(VLLM) $(SGLANG) $(PEERS) build demo-run .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CROSS) $(ORACLES) $(BRIDGE) $(VLLM) $(SGLANG) $(PEERS) $(LAST_HOP) build demo-run .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -13,5 +13,8 @@ if _FOUND is None or _FOUND.origin is None or not Path(_FOUND.origin).is_relativ
 
 _VLLM = find_spec("vllm")  # without it, a directory of that name may be found
 
-# Imported by vLLM alone; its tests run in the environment of `make vllm-env`.
-collect_ignore = ["src/syncline/vllm/engine.py"] if _VLLM is None or _VLLM.origin is None else []
+# Run in the environment of `make last-hop-env`, as a program.
+collect_ignore = ["tests/last_hop/cpu_stub.py"]
+if _VLLM is None or _VLLM.origin is None:
+    # Imported by vLLM alone; its tests run in the environment of `make vllm-env`.
+    collect_ignore.append("src/syncline/vllm/engine.py")

@@ -1,4 +1,4 @@
-"""What engines that were killed leave on the machine: removed once the tests that killed them have ended."""
+"""What engines leave on the machine, above all killed ones: removed once their tests have ended."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from unittest import mock
 
 SHARED = Path("/dev/shm")
 BEGINNINGS = ("psm_", "sem.mp-", "sgl_shm_", "sglang_loads_", "vllm_dist_")
@@ -14,14 +15,19 @@ BEGINNINGS = ("psm_", "sem.mp-", "sgl_shm_", "sglang_loads_", "vllm_dist_")
 
 @contextmanager
 def removed() -> Iterator[None]:
-    """Remove, at the end, segments that were made meanwhile and that no process has any more, and vLLM's sockets."""
+    """Remove, at the end, temporary files, and segments that were made meanwhile and that no process has any more.
+
+    Temporary files are those of engines in this process and of processes that it starts: sockets of both
+    engines, vLLM's meeting points, compiled code.
+    """
     before = _segments()
-    with tempfile.TemporaryDirectory(prefix="vllm-") as sockets:
-        os.environ["VLLM_RPC_BASE_PATH"] = sockets
-        try:
-            yield
-        finally:
-            del os.environ["VLLM_RPC_BASE_PATH"]
+    with (
+        # A short name: a socket's path has at most 107 characters.
+        tempfile.TemporaryDirectory(prefix="engines-", ignore_cleanup_errors=True) as folder,
+        mock.patch.dict(os.environ, TMPDIR=folder),
+        mock.patch.object(tempfile, "tempdir", folder),
+    ):
+        yield
     # In this order: what is made from here on is somebody else's.
     made = _segments() - before
     used = _used()

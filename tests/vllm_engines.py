@@ -111,7 +111,7 @@ def engine(
             llm.llm_engine.engine_core.shutdown()
             del llm
             gc.collect()
-            # Experts of an engine in this process keep its groups, and so a port.
+            # Its groups, and so its ports, last longer in this process.
             cleanup_dist_env_and_memory()
 
 

@@ -12,8 +12,6 @@ from vllm_engines import patch_worker
 
 patch_worker()
 
-FLIPPED = "model.layers.0.self_attn"
-
 
 class TestedWorker(SynclineWorker):
     """Answers with plain values, like what it extends."""
@@ -52,16 +50,27 @@ class TestedWorker(SynclineWorker):
 
             session.weights._shares.change = failing
 
-    def tested_flip(self, rank: str) -> None:
-        """Flip a bit of every key weight that one worker has in its first layer, as something else would."""
+    def tested_flip(self, rank: str, name: str) -> None:
+        """Flip a bit of every key weight that one worker has in this attention, as something else would."""
         import torch
 
         if self.rank == int(rank):
-            attention = dict(self.model_runner.get_model().named_modules())[FLIPPED]
+            attention = dict(self.model_runner.get_model().named_modules())[name]
             bits = attention.qkv_proj.weight.data.view(
                 {2: torch.int16, 4: torch.int32}[attention.qkv_proj.weight.element_size()]
             )
             bits[attention.q_size : attention.q_size + attention.kv_size] ^= 1
+
+    def tested_kept(self) -> list[str]:
+        """Return the parameters whose description, which vLLM keeps for reloads, would keep their layer alive."""
+        from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO
+
+        return [
+            name
+            for layer, info in LAYERWISE_INFO.items()
+            for name, described in info.restore_metadata[0].items()
+            if any(getattr(value, "__self__", None) is layer for value in vars(described).values())
+        ]
 
     def tested_placement(self) -> dict[str, Any]:
         """Return what was learned here, in plain values."""

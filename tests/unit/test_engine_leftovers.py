@@ -6,7 +6,9 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
@@ -61,3 +63,17 @@ def test_a_segment_of_a_process_that_was_killed_is_removed():
         left = engine_leftovers.SHARED / done.stdout.strip()
         assert left.exists()
     assert not left.exists()
+
+
+def test_temporary_files_of_engines_here_and_in_processes_are_removed():
+    makes = "import os, tempfile; print(tempfile.mkstemp()[1], flush=True); os._exit(0)"
+    with engine_leftovers.removed():
+        handle, here = tempfile.mkstemp()
+        os.close(handle)
+        done = subprocess.run(
+            [sys.executable, "-c", makes], capture_output=True, text=True, check=True
+        )
+        left = [Path(here), Path(done.stdout.strip())]
+        assert all(path.exists() for path in left)
+    assert not any(path.exists() for path in left)
+    assert Path(tempfile.gettempdir()).exists()

@@ -23,7 +23,8 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def no_leftovers():
+def no_leftovers(tmp_path_factory):
+    tmp_path_factory.getbasetemp()  # kept for who looks into a failure, so made outside
     with engine_leftovers.removed():
         yield
 

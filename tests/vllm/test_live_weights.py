@@ -23,7 +23,6 @@ from syncline.layouts import EngineMesh, engine_layout
 from vllm_engines import engine, greedy, greedy_of_transformers, plain_kernels
 from vllm_layouts import differences, placement_of, places_of
 from vllm_models import KINDS, read_config, write_checkpoint
-from vllm_tested_worker import FLIPPED
 from vllm_trainer import Trainer
 
 _SPEC = find_spec("vllm")
@@ -34,6 +33,7 @@ pytestmark = pytest.mark.skipif(
 PROMPTS = [[5, 6, 7, 8, 9] * 3, [2 + (7 * i * i + 3 * i) % 90 for i in range(61)]]
 TOKENS = 12
 DELTAS, DELTAS_OF_SMOKE = 50, 10
+FLIPPED = "model.layers.0.self_attn"
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,10 @@ def following(
         plain_kernels() if setup.kernels == "plain" else nullcontext(),
         engine(base, dtype=setup.dtype, is_eager=is_eager, tp=setup.tp) as llm,
     ):
-        yield Following(llm, trainer, setup)
+        found = Following(llm, trainer, setup)
+        yield found
+        # pytest keeps what it was given until another test runs, and experts keep a port.
+        del llm, found.llm
 
 
 @pytest.fixture
@@ -162,7 +165,7 @@ def test_a_replica_that_is_wrong_at_the_start_is_refused_and_repaired(
     """First of all tests: what is read later is what was changed."""
     version = replicated.trainer.version
     replicated.stage(version)
-    replicated.call("tested_flip", "1")
+    replicated.call("tested_flip", "1", FLIPPED)
     flipped = replicated.call("tested_hashes")
     answers = replicated.llm.collective_rpc("syncline_apply")
     words = f"worker 1 of 2: VerifyError: tensor '{FLIPPED}.k_proj.weight': this worker's own copy"
@@ -221,7 +224,7 @@ def test_a_replica_that_changed_is_noticed_by_the_next_change_of_it_and_repaired
     replicated: Following,
 ) -> None:
     replicated.follow(replicated.trainer.step())
-    replicated.call("tested_flip", "1")
+    replicated.call("tested_flip", "1", FLIPPED)
     version = replicated.trainer.step()
     replicated.call("syncline_stage", str(version))
     right, wrong = replicated.wait()
@@ -272,6 +275,10 @@ def test_the_tables_say_what_was_learned(following: Following) -> None:
 def test_nothing_is_loaded_whole(following: Following) -> None:
     for answer in following.call("tested_placement"):
         assert answer["unmapped"] == {}
+
+
+def test_no_layer_is_kept_by_what_vllm_describes_it_with(following: Following) -> None:
+    assert following.call("tested_kept") == [[]] * following.setup.tp
 
 
 def test_kernels_are_those_that_the_setup_names(following: Following) -> None:

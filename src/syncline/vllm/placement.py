@@ -109,27 +109,34 @@ def _as_loaded(modules: Mapping[Any, tuple[str, ...]]) -> Iterator[None]:
     try:
         for module, names in modules.items():
             for name in names:
+                described = _described(module, name)
                 kept.append((module, name, module._parameters[name]))  # noqa: SLF001
-                module._parameters[name] = _described(module, name)  # noqa: SLF001
+                _sanitize().restore_layer_refs(described, module)
+                module._parameters[name] = described  # noqa: SLF001
         yield
     finally:
         for module, name, parameter in kept:
+            # What vLLM keeps of a layer must not keep the layer.
+            _sanitize().sanitize_layer_refs(module._parameters[name], module)  # noqa: SLF001
             module._parameters[name] = parameter  # noqa: SLF001 - `register_parameter` checks too much
 
 
+def _sanitize() -> Any:
+    from vllm.model_executor.model_loader.reload import sanitize  # noqa: PLC0415
+
+    return sanitize
+
+
 def _described(module: Any, name: str) -> Any:
-    """Return a parameter as it was before loading, on the meta device, with its loader."""
+    """Return vLLM's own description of a parameter before loading: on the meta device, its loader without a layer."""
     from vllm.model_executor.model_loader.reload.layerwise import (  # noqa: PLC0415
         get_layerwise_info,
-    )
-    from vllm.model_executor.model_loader.reload.sanitize import (  # noqa: PLC0415
-        restore_layer_refs,
     )
 
     described = get_layerwise_info(module).restore_metadata[0]
     if name not in described:
         raise LayoutError(f"vLLM does not say in which form {name!r} was loaded", tensor=name)
-    return restore_layer_refs(described[name], module)
+    return described[name]
 
 
 def _is_packed_experts(module: Any) -> bool:

@@ -1,4 +1,6 @@
-"""A version handed to checkpoint-engine servers: a stand-in with the routes of release 0.4.2 over Unix sockets."""
+"""A version handed to checkpoint-engine servers: a stand-in with the routes of release 0.4.2 over Unix sockets.
+
+`tests/last_hop` has the real ones."""
 
 from __future__ import annotations
 
@@ -17,10 +19,12 @@ from syncline.errors import (
     BaseVersionError,
     ConfigError,
     EndpointError,
+    MovedOnError,
     PeerLostError,
+    TransportError,
     TransportTimeoutError,
 )
-from syncline.hosts.checkpoint_engine import CheckpointEngine
+from syncline.hosts.checkpoint_engine import CheckpointEngine, EngineCall
 
 
 class Job:
@@ -33,6 +37,17 @@ class Job:
         self.held: list[dict[str, list[str]]] = [{} for _ in range(size)]
         self.engines: list[dict[str, bytes]] = [{} for _ in range(size)]
         self.fails: dict[tuple[int, str], str] = {}
+        self.metas: str | None = None
+        self.name = ""
+
+    def gathered(self) -> str:
+        """Say what all hold of what was gathered last; who has nothing is left out."""
+        shares = {}
+        for rank, held in enumerate(self.held):
+            names = [{"name": n} for file in held.get(self.name, []) for n in load_file(file)]
+            if names:
+                shares[rank] = {"memory_buffer_metas_list": [{"metas": names}]}
+        return json.dumps(shares)
 
 
 class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
@@ -63,31 +78,42 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if kind == "hang":
             job.stuck.wait(60)
         if kind == "500":
-            return self.answer(500, "on purpose")
+            return self.answer(500, '"on purpose"')
         name = self.path.split("/")[3] if self.path.count("/") > 2 else ""
         if what == "files":
             if name in job.held[rank]:
                 del job.held[rank][name]  # as 0.4.2 does
-                return self.answer(500, "already registered")
+                return self.answer(500, '"already registered"')
             job.held[rank][name] = body["files"]
         elif self.command == "DELETE":
-            del job.held[rank][name]
+            job.held[rank].pop(name, None)
+        elif what == "metas":
+            return self.answer(200, job.gathered() if job.metas is None else job.metas)
         elif what in ("gather-metas", "update"):
+            job.name = name
             job.barrier.wait(20)
         if what == "update":
             for files in job.held:
-                for file in files[name]:
+                for file in files.get(name, []):
                     job.engines[rank] |= {n: a.tobytes() for n, a in load_file(file).items()}
         return self.answer(200, "")
 
     do_GET = do_POST = do_DELETE = handle_any  # noqa: N815 - names that http.server calls
 
     def answer(self, status: int, text: str) -> None:
-        raw = json.dumps(text).encode() if text else b""
+        raw = text.encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(raw)))
         self.end_headers()
         self.wfile.write(raw)
+
+
+URL = "http://localhost/collective_rpc"
+
+
+def updates(job: Job) -> dict[int, dict]:
+    """Return what each server was asked last for an update."""
+    return {rank: dict(body) for rank, _, path, body in job.asked if path.endswith("/update")}
 
 
 @pytest.fixture
@@ -95,7 +121,7 @@ def job(tmp_path):
     job = Job(2)
     servers = [Server(str(tmp_path / f"{rank}.sock"), rank, job) for rank in range(2)]
     for server in servers:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     job.sockets = [str(tmp_path / f"{rank}.sock") for rank in range(2)]
     yield job
     job.stuck.set()
@@ -116,18 +142,109 @@ def test_a_version_is_registered_gathered_and_updated_on_all(job, pulled):
     run, directory = pulled
     before = {p: p.read_bytes() for p in directory.glob("*") if p.is_file()}
     servers = CheckpointEngine(job.sockets)
-    done = servers.hand_over(
-        directory, timeout_s=30, update_url="http://localhost/collective_rpc", ranks=[1]
-    )
+    done = servers.hand_over(directory, timeout_s=30, engines=[EngineCall(URL)])
     assert done.version == 1
     for engine in job.engines:
         assert engine == {n: a.tobytes() for n, a in run.states[0].items()}
-    said = next(body for _, _, path, body in job.asked if path.endswith("/update"))
-    assert said["ranks"] == [1] and said["update_url"] == "http://localhost/collective_rpc"
-    assert 0 < said["timeout"] <= 30 and said["uds"] is None
     assert {p: p.read_bytes() for p in directory.glob("*") if p.is_file()} == before
     order = [path.rsplit("/", 1)[-1] for rank, _, path, _ in job.asked if rank == 0]
-    assert order == ["healthz", "files", "gather-metas", "update"]
+    assert order == ["healthz", done.name, "files", "gather-metas", "metas", "update"]
+
+
+def test_every_engine_is_asked_once_by_the_server_of_its_first_rank(job, pulled):
+    """Two that ask the same engine take each other's messages."""
+    servers = CheckpointEngine(job.sockets)
+    servers.hand_over(pulled[1], timeout_s=30, engines=[EngineCall(URL, uds="engine.sock")])
+    asked = updates(job)
+    assert 0 < asked[0].pop("timeout") <= 30 and 0 < asked[1].pop("timeout") <= 30
+    nobody = {"ranks": [], "update_url": None, "inference_group_ranks": [], "uds": None}
+    one = {"ranks": [], "update_url": URL, "inference_group_ranks": [0, 1], "uds": "engine.sock"}
+    assert asked == {0: one, 1: nobody}
+    servers.hand_over(
+        pulled[1], timeout_s=30, engines=[EngineCall(URL, (1,)), EngineCall(URL, (0,))]
+    )
+    assert [updates(job)[rank]["inference_group_ranks"] for rank in range(2)] == [[0], [1]]
+    servers.hand_over(pulled[1], timeout_s=30, engines=[EngineCall(URL)], ranks=[1])
+    asked = updates(job)
+    assert (asked[0]["update_url"], asked[1]["update_url"]) == (None, URL)
+    assert asked[1]["inference_group_ranks"] == [1] and asked[0]["ranks"] == [1]
+
+
+@pytest.mark.parametrize(
+    ("engines", "ranks"),
+    [
+        ([], [2]),
+        ([], [-1]),
+        ([], [0, 0]),
+        ([EngineCall(URL), EngineCall(URL)], []),
+        ([EngineCall(URL, (0,))], []),
+        ([EngineCall(URL, (0, 1))], [1]),
+        ([EngineCall(URL, (0, 1)), EngineCall(URL, (1,))], []),
+        ([EngineCall("/collective_rpc", uds="engine.sock")], []),
+        ([EngineCall("unix://engine.sock")], []),
+    ],
+)
+def test_what_its_servers_would_wait_for_or_update_nothing_by_is_refused(
+    job, pulled, engines, ranks
+):
+    with pytest.raises(ConfigError, match="expected"):
+        CheckpointEngine(job.sockets).hand_over(
+            pulled[1], timeout_s=5, engines=engines, ranks=ranks
+        )
+    assert job.asked == []
+
+
+def test_what_another_object_registered_is_registered_anew(job, pulled):
+    first = CheckpointEngine(job.sockets).hand_over(pulled[1], timeout_s=30)
+    assert CheckpointEngine(job.sockets).hand_over(pulled[1], timeout_s=30) == first
+
+
+def test_a_server_that_lost_its_share_is_found_out(job, pulled):
+    servers = CheckpointEngine(job.sockets)
+    servers.hand_over(pulled[1], timeout_s=30)
+    for held in job.held:
+        held.clear()
+    job.engines[0].clear()
+    with pytest.raises(TransportError, match="7 tensors of the version, each once; found 0"):
+        servers.hand_over(pulled[1], timeout_s=30)
+    assert job.engines[0] == {}, "no update was asked for"
+    servers.hand_over(pulled[1], timeout_s=30)
+    assert len(job.engines[0]) == 7
+
+
+@pytest.mark.parametrize("said", ["", "[]", "{}", '{"0": {}}', '{"0": []}', "nothing"])
+def test_metas_that_are_not_those_of_the_version_are_refused(job, pulled, said):
+    job.metas = said
+    with pytest.raises(TransportError, match="metas|each once"):
+        CheckpointEngine(job.sockets).hand_over(pulled[1], timeout_s=30)
+    assert updates(job) == {} and job.held == [{}, {}]
+
+
+def test_a_directory_that_changes_meanwhile_is_not_handed_over(job, pulled, monkeypatch):
+    run, directory = pulled
+    register = CheckpointEngine._register
+
+    def slow(self, *arguments):
+        register(self, *arguments)
+        run.publish(2)
+        Receiver(run.store, CheckpointDir(directory)).sync()
+
+    monkeypatch.setattr(CheckpointEngine, "_register", slow)
+    with pytest.raises(MovedOnError, match="version 1"):
+        CheckpointEngine(job.sockets).hand_over(directory, timeout_s=30)
+    assert updates(job) == {} and job.held == [{}, {}]
+
+
+def test_after_an_update_that_failed_the_version_is_registered_anew(job, pulled):
+    servers = CheckpointEngine(job.sockets)
+    servers.hand_over(pulled[1], timeout_s=30)
+    job.fails |= {(0, "update"): "500", (1, "update"): "500"}
+    with pytest.raises(EndpointError, match="on purpose"):
+        servers.hand_over(pulled[1], timeout_s=30)
+    assert job.held == [{}, {}]
+    job.fails.clear()
+    servers.hand_over(pulled[1], timeout_s=30)
+    assert all(job.held)
 
 
 def test_the_same_version_again_is_not_registered_again(job, pulled):
