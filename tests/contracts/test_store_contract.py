@@ -319,7 +319,10 @@ def test_writes_in_a_turn_are_as_others(store: Store) -> None:
         store.compare_and_swap("HEAD.json", None, b"0")
         with store.turn():
             run_all(
-                [lambda number=number: store.put(f"v1/{number}", [b"long" * 2]) for number in range(4)]
+                [
+                    lambda number=number: store.put(f"v1/{number}", [b"long" * 2])
+                    for number in range(4)
+                ]
             )
         with pytest.raises(ObjectExistsError, match="v1/2"):
             store.put("v1/2", [b"second"])

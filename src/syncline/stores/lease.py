@@ -146,7 +146,7 @@ class Lease:
         if now_s >= turn.since_s + self._kept_s:
             return None
         if now_s <= turn.begun_s + self._settle_s:
-            return turn  # as young as a claim that has just settled; the check looks whether it stands
+            return turn  # as young as one that has just settled; the check looks whether it stands
         if self._found() != turn.claim:
             return None
         claim = replace(turn.claim, token=turn.claim.token + 1)

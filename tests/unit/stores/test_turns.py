@@ -58,7 +58,10 @@ class Counted:
 
     def store(self) -> RemoteStore:
         return RemoteStore(
-            self, name="counted", one_request_bytes=1 << 20, decide=lambda: Leased(self, self.lease())
+            self,
+            name="counted",
+            one_request_bytes=1 << 20,
+            decide=lambda: Leased(self, self.lease()),
         )
 
     def settled(self) -> int:
