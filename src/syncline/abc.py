@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import ClassVar
 
@@ -143,6 +143,14 @@ class Store(ABC):
     def puts_at_once(self) -> int:
         """How many puts at once pay; 1: they wait for each other, so that fewer and larger objects are better."""
         return 1
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Return a context for writes that follow each other; nothing else about them changes.
+
+        Where writers take turns a store may keep its own until the context ends: others wait meanwhile, so hold
+        none while you wait for another writer. May be entered many times, from many threads.
+        """
+        return nullcontext()
 
     def __str__(self) -> str:
         return type(self).__name__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -313,6 +314,29 @@ def test_delete(store: Store) -> None:
     assert store.get("v1/a") == b"again"
 
 
+def test_writes_in_a_turn_are_as_others(store: Store) -> None:
+    with store.turn():
+        store.compare_and_swap("HEAD.json", None, b"0")
+        with store.turn():
+            run_all(
+                [
+                    lambda number=number: store.put(f"v1/{number}", [b"long" * 2])
+                    for number in range(4)
+                ]
+            )
+        with pytest.raises(ObjectExistsError, match="v1/2"):
+            store.put("v1/2", [b"second"])
+        with pytest.raises(VersionConflictError, match="HEAD"):
+            store.compare_and_swap("HEAD.json", b"1", b"2")
+        store.delete("v1/0")
+        store.compare_and_swap("HEAD.json", b"0", b"1")
+    with pytest.raises(ValueError, match="mine"), store.turn():
+        raise ValueError("mine")
+    store.compare_and_swap("HEAD.json", b"1", b"2")
+    assert [info.key for info in store.list()] == ["HEAD.json", "v1/1", "v1/2", "v1/3"]
+    assert store.get("v1/2") == b"long" * 2
+
+
 @pytest.mark.parametrize(
     "key",
     ["", "/a", "a/", "a//b", ".", "..", "a/../b", "../a", ".hidden", "a/.hidden", "a\\b", "a\0b", "a\n",
@@ -337,11 +361,18 @@ def test_illegal_prefixes_are_refused(store: Store, prefix: str) -> None:
 
 
 class Busy(MemoryStore):
-    """A store that says of itself everything that a store may say."""
+    """A store that says of itself everything that a store may say, and counts its turns."""
+
+    turns = 0
 
     visible_within_s = 7.0
     is_remote = True
     puts_at_once = 3
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        self.turns += 1
+        yield
 
     def __str__(self) -> str:
         return "busy"
@@ -355,7 +386,10 @@ class Busy(MemoryStore):
 def test_a_store_that_passes_calls_on_says_what_its_store_says(
     around: Callable[[Store], Store],
 ) -> None:
-    found = around(Busy())
+    busy = Busy()
+    found = around(busy)
+    with found.turn():
+        assert busy.turns == 1
     assert (found.visible_within_s, found.is_remote, found.puts_at_once) == (7.0, True, 3)
     assert str(found) == "busy"
 

@@ -28,7 +28,7 @@ from syncline.errors import (
     VersionConflictError,
 )
 from syncline.stores import HttpStore, LaggingStore, ObjectStore
-from syncline.stores.writes import LEASE
+from syncline.stores.writes import LEASE, Leased, lease_on
 
 Run = Callable[..., tuple[int, str, str]]
 GOLDEN = Path(__file__).parents[1] / "golden" / "slime"
@@ -198,6 +198,30 @@ def test_a_service_that_ignores_conditions_is_found_out(s3_prefix: str) -> None:
             store.compare_and_swap("HEAD.json", b"0", b"2")
         assert b'"token":' in store._service.read(LEASE)[0]
         assert [info.key for info in store.list()] == ["HEAD.json"]
+
+
+def test_a_publish_to_a_service_without_conditions_waits_for_the_lease_once(s3_prefix: str) -> None:
+    """It waited for every object; each wait is a second."""
+    with S3Server(ignore_conditions=True) as server, FaultyProxy(server.url) as proxy:
+        server.make_bucket("bucket")
+        store = ObjectStore(s3_service(proxy.url, s3_prefix))
+        assert not store.has_conditions
+        waits: list[float] = []
+        lease = lease_on(store._service, lasts_s=600.0)
+        lease._sleep = waits.append  # nobody else writes
+        store._writes = Leased(store._service, lease)
+        publisher = Publisher(store, part_bytes=400)
+        wanted = {f"layer.{i}": np.full(100, i, np.float32) for i in range(10)}
+        for version in (1, 2):
+            waits.clear()
+            wanted = {name: value + 1 for name, value in wanted.items()}
+            before = proxy.count("PUT", "weight_v")
+            assert publisher.publish(wanted).version == version
+            assert proxy.count("PUT", "weight_v") - before == 12  # parts, index, manifest
+            assert waits == [1.0]
+        engine = MemoryEngine()
+        Receiver(ObjectStore(s3_service(server.url, s3_prefix)), engine).sync()
+        assert all(np.array_equal(engine.view(n).view(np.float32), a) for n, a in wanted.items())
 
 
 def test_a_service_with_conditions_is_believed(s3: S3Server, s3_prefix: str) -> None:

@@ -9,6 +9,10 @@ at a time, and a holder that was too slow finds out before it writes. What it ca
 network or the service holds back for longer. Such a write can bring back an older `HEAD.json`, or replace a
 part. Nobody loads a mix because of it: parts and manifests are proved by their digests, and a publisher that
 finds another HEAD than its own stops.
+
+A claim may be kept for several writes (`Lease.kept`): before each it is looked at, and made anew where it is older
+than one that was just made, so that each write has as much time as with a claim of its own. Nothing has to settle
+for that: the holder alone may write the lease until it is over, and those who wait see the change long before.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from syncline.errors import StoreError, TransportTimeoutError, VersionConflictError
 from syncline.format import strict_json
@@ -28,6 +32,8 @@ _KEYS = ("format", "format_version", "token", "owner", "lasts_ms")
 _LIMIT_BYTES = 1 << 12
 _NOBODY = "0" * 16
 _POLLS = 4
+_SEEN_SETTLES = 3
+"""A renewal is seen long before the claim is over: one settling time each to look, to write, and to be read."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +51,21 @@ class Claim:
     lasts_ms: int
 
 
+@dataclass(frozen=True)
+class _Turn:
+    """A claim that is held: since when, and from when its time counts (on this side's clock, in seconds)."""
+
+    claim: Claim
+    since_s: float
+    begun_s: float
+
+
 class Lease:
     """The right to write, for a short time.
 
     Args:
         read, write: the lease's object; `read` returns None where there is none.
-        lasts_s: how long a holder may take; a dead one keeps others out for so long.
+        lasts_s: how long a holder may take for one write; a dead one keeps others out for so long.
         settle_s: longest time that one small write may take to be seen by everybody.
         wait_s: how long `held` waits for others.
         clock, sleep: the time; tests bring their own.
@@ -74,7 +89,26 @@ class Lease:
         self._wait_s = wait_s
         self._clock = clock
         self._sleep = sleep
+        self._kept_s = lasts_s - max(lasts_s / 2, _SEEN_SETTLES * settle_s)
         self._alone = threading.Lock()
+        self._turn: _Turn | None = None
+        self._keepers = 0
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Let writes share a claim: none is made before the first one, the last one is let go at the end.
+
+        After half of `lasts_s` it is let go between two writes, too, for so long that whoever waits comes first.
+        """
+        with self._alone:
+            self._keepers += 1
+        try:
+            yield
+        finally:
+            with self._alone:
+                self._keepers -= 1
+                if not self._keepers:
+                    self._let_go()
 
     @contextmanager
     def held(self) -> Iterator[Callable[[], None]]:
@@ -86,29 +120,56 @@ class Lease:
             TransportTimeoutError: another held it for all of `wait_s`.
         """
         with self._alone:
-            yield from self._held()
+            try:
+                turn = self._carried_on()
+                yield lambda: self._check(turn)
+            finally:
+                if not self._keepers:
+                    self._let_go()
 
-    def _held(self) -> Iterator[Callable[[], None]]:
-        begun_at, mine = self._claim()
+    def _carried_on(self) -> _Turn:
+        """Go on with the claim that is held, where that takes nobody's turn; else make one."""
+        if self._turn is not None:
+            renewed = self._renewed(self._turn)
+            if renewed is None:
+                self._let_go()
+                self._sleep(self._settle_s)  # who waits looks more often, and claims meanwhile
+            self._turn = renewed
+        if self._turn is None:
+            begun_s, claim = self._claim()
+            self._turn = _Turn(claim, begun_s, begun_s)
+        return self._turn
 
-        def check() -> None:
-            left_s = self._lasts_s - self._settle_s - (self._clock() - begun_at)
-            found = self._found()
-            if left_s <= 0 or found != mine:
-                raise VersionConflictError(
-                    f"the store's lease: expected token {mine.token} of owner {mine.owner} with time left, "
-                    f"found token {found.token} of owner {found.owner} and {left_s:.1f} s left; nothing was "
-                    "written; try again"
-                )
+    def _renewed(self, turn: _Turn) -> _Turn | None:
+        """Give a write as much time as after a new claim; None if the turn is over."""
+        now_s = self._clock()
+        if now_s >= turn.since_s + self._kept_s:
+            return None
+        if now_s <= turn.begun_s + self._settle_s:
+            return turn  # as young as one that has just settled; the check looks whether it stands
+        if self._found() != turn.claim:
+            return None
+        claim = replace(turn.claim, token=turn.claim.token + 1)
+        self._write(_dump(claim))
+        return _Turn(claim, turn.since_s, now_s)
 
-        try:
-            yield check
-        finally:
-            with suppress(
-                StoreError
-            ):  # then it is over by itself; the error before it is what matters
-                if self._found() == mine:
-                    self._write(_dump(Claim(mine.token, _NOBODY, mine.lasts_ms)))
+    def _check(self, turn: _Turn) -> None:
+        left_s = self._lasts_s - self._settle_s - (self._clock() - turn.begun_s)
+        found, mine = self._found(), turn.claim
+        if left_s <= 0 or found != mine:
+            raise VersionConflictError(
+                f"the store's lease: expected token {mine.token} of owner {mine.owner} with time left, "
+                f"found token {found.token} of owner {found.owner} and {left_s:.1f} s left; nothing was "
+                "written; try again"
+            )
+
+    def _let_go(self) -> None:
+        turn, self._turn = self._turn, None
+        if turn is None:
+            return
+        with suppress(StoreError):  # then it is over by itself; the error before it is what matters
+            if self._found() == turn.claim:
+                self._write(_dump(replace(turn.claim, owner=_NOBODY)))
 
     def _claim(self) -> tuple[float, Claim]:
         end = self._clock() + self._wait_s

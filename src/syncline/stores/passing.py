@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 
 from syncline.abc import Buffer, Store
 from syncline.types import ObjectInfo
@@ -28,6 +29,10 @@ class PassingStore(Store):
     def puts_at_once(self) -> int:
         """As of the store."""
         return self._store.puts_at_once
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Hold the store's; see `Store.turn`."""
+        return self._store.turn()
 
     def put(self, key: str, chunks: Iterable[Buffer]) -> None:
         """Create the object; see `Store.put`."""

@@ -7,7 +7,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from typing import Protocol
 
 from syncline import config
@@ -100,6 +100,10 @@ class RemoteStore(Store):
     def puts_at_once(self) -> int:
         """Several, but for a lease, which each put would wait for; may ask the service, see `writes`."""
         return _PUTS_AT_ONCE if self.has_conditions else 1
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Keep the lease where there is one; see `Store.turn`. May ask the service, see `writes`."""
+        return self._decided().turn()
 
     def put(self, key: str, chunks: Iterable[Buffer]) -> None:
         """Create the object; see `Store.put`."""

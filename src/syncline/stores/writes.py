@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from obstore.exceptions import AlreadyExistsError, PreconditionError
@@ -37,6 +38,9 @@ class Writes(Protocol):
 
     def create_from(self, hidden: str, key: str, sha256: str) -> None:
         """Give a hidden object, whose digest is known, a key where none is."""
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Return a context for writes that follow each other; see `Store.turn`."""
 
 
 class Plain(Protocol):
@@ -125,6 +129,10 @@ class Conditional:
 
         self._service.conditionally(f"put {key}", attempt)
 
+    def turn(self) -> AbstractContextManager[None]:
+        """Nobody waits for anybody; see `Writes`."""
+        return nullcontext()
+
     def _condition(
         self, key: str, expected: bytes, known: tuple[bytes, dict[str, str]] | None
     ) -> dict[str, str] | None:
@@ -177,6 +185,10 @@ class Leased:
             self._check_free(key)
             check()
             self._service.copy(hidden, key)
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Keep the lease from one write to the next; see `Writes`."""
+        return self._lease.kept()
 
     def _check_free(self, key: str) -> None:
         if self._service.has(key):

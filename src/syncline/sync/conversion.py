@@ -261,7 +261,8 @@ class _Conversion:
         )
         tensors = ((meta, windows(meta)) for meta in self._ahead.tensors().values())
         files = self._files(version) if is_full else {}
-        return self._writer.write(self._target, wanted, tensors, files)
+        with self._target.turn():
+            return self._writer.write(self._target, wanted, tensors, files)
 
     def _files(self, version: SourceVersion) -> Mapping[str, bytes]:
         if self._layout is None:

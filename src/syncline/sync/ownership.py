@@ -23,7 +23,7 @@ class Ownership:
     publisher fails. In an empty store it begins a run.
 
     Raises:
-        VersionConflictError: two publishers did so at the same moment, and this one lost.
+        VersionConflictError: two new publishers did so at the same moment, and this one lost.
         ForeignDirectoryError: the store has no `HEAD.json`, but other objects: they are somebody else's.
         FormatError: `HEAD.json` is damaged.
     """
@@ -31,14 +31,7 @@ class Ownership:
     def __init__(self, store: Store, observe: Observe) -> None:
         self._store = store
         self._observe = observe
-        raw = read_head(store)
-        if raw is None:
-            _check_empty(store)
-            self.head = Head(secrets.token_hex(16), 1, None, None)
-        else:
-            old = head_format.load(raw)
-            self.head = replace(old, epoch=old.epoch + 1)
-        self._swap(raw, self.head)
+        self.head = self._taken_over(read_head(store))
         observe(Step("publish.taken_over"))
 
     @property
@@ -49,6 +42,24 @@ class Ownership:
     def history(self) -> History:
         """Return the versions that the owned HEAD reaches."""
         return History(self._store, self.head)
+
+    def _taken_over(self, raw: bytes | None) -> Head:
+        """Swap the next epoch in; an older publisher that commits meanwhile is taken over all the same."""
+        if raw is None:
+            _check_empty(self._store)
+            head = Head(secrets.token_hex(16), 1, None, None)
+            self._swap(None, head)
+            return head
+        old = head_format.load(raw)
+        head = replace(old, epoch=old.epoch + 1)
+        try:
+            self._swap(raw, head)
+        except VersionConflictError:
+            found = read_head(self._store)
+            if found is None or not _is_later(head_format.load(found), old):
+                raise
+            return self._taken_over(found)
+        return head
 
     def check(self) -> None:
         """Read HEAD again: it is this publisher's, perhaps moved by a swap whose answer got lost.
@@ -87,6 +98,12 @@ class Ownership:
                 self.check()  # a later publisher may be writing the same version by now
                 self._store.delete(info.key)
         self._observe(Step("publish.leftovers_removed"))
+
+
+def _is_later(found: Head, old: Head) -> bool:
+    """Tell whether the same publisher has committed another version, so that nobody took the store over."""
+    is_same = (found.run_id, found.epoch) == (old.run_id, old.epoch)
+    return is_same and found.version != old.version
 
 
 def check_owned(store: Store, run_id: str, epoch: int) -> Head:

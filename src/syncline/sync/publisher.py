@@ -310,9 +310,10 @@ class Publisher:
             phases=phases,
             observe=self._observe,
         )
-        delta.write(source)
-        table = sorted(delta.entries.values(), key=lambda entry: entry.meta.name)
-        report = self._commit(snapshot, "delta", delta.parts, [], table, phases)
+        with self._store.turn():
+            delta.write(source)
+            table = sorted(delta.entries.values(), key=lambda entry: entry.meta.name)
+            report = self._commit(snapshot, "delta", delta.parts, [], table, phases)
         self._deltas += 1
         self._density = report.density
         return report
@@ -322,8 +323,9 @@ class Publisher:
     ) -> PublishReport:
         self.options.check(entry.meta for entry in table.values())
         full = FullWriter(self._writer(phases), snapshot, options=self.options, phases=phases)
-        parts, files, entries = full.write(table, self._files)
-        report = self._commit(snapshot, "full", parts, files, entries, phases)
+        with self._store.turn():
+            parts, files, entries = full.write(table, self._files)
+            report = self._commit(snapshot, "full", parts, files, entries, phases)
         self._deltas = 0
         return report
 

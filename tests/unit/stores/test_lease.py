@@ -97,6 +97,138 @@ def test_a_holder_that_was_replaced_does_not_write_nor_release() -> None:
     assert world.record == theirs
 
 
+def is_free(world: World) -> bool:
+    return b'"owner":"0000000000000000"' in world.record
+
+
+def test_writes_of_a_kept_lease_share_one_claim() -> None:
+    world = World()
+    lease = world.lease()
+    with lease.kept():
+        assert world.record is None  # nobody waits for one who does not write yet
+        with lease.kept():
+            for _ in range(4):
+                with lease.held() as check:
+                    check()
+                    world.now += 0.5
+        assert not is_free(world)
+    assert is_free(world)
+    assert world.now == 1 + 4 * 0.5  # settled once
+    with lease.held() as check:
+        check()
+    assert is_free(world)
+
+
+def test_a_kept_lease_is_let_go_after_an_error() -> None:
+    world = World()
+    lease = world.lease()
+    with pytest.raises(ValueError, match="mine"), lease.kept(), lease.held():
+        raise ValueError("mine")
+    assert is_free(world)
+
+
+def test_each_write_of_a_kept_lease_has_as_much_time_as_with_a_claim_of_its_own() -> None:
+    world = World()
+    lease = world.lease()
+    with lease.kept():
+        with lease.held() as check:
+            check()
+        world.now += 3
+        with lease.held() as check:
+            world.now += 8.9
+            check()
+            world.now += 0.2
+            with pytest.raises(VersionConflictError, match="nothing was written"):
+                check()
+
+
+def test_a_renewed_lease_is_waited_for_from_its_renewal_on() -> None:
+    world = World()
+    lease = world.lease()
+    with lease.kept():
+        with lease.held():
+            pass
+
+        def write_again() -> None:
+            with lease.held() as check:
+                check()
+            renewed_at.append(world.now)
+
+        renewed_at: list[float] = []
+        world.on_sleep = [lambda: None] * 15 + [write_again]  # another looks four times a second
+        with world.lease().held() as theirs:
+            assert world.now >= renewed_at[0] + 10
+            theirs()
+
+
+def test_a_kept_lease_is_let_go_in_time_for_those_who_wait() -> None:
+    """A long publish keeps nobody out until the other's patience ends."""
+    world = World()
+    lease, order = world.lease(), []
+
+    def other_writes() -> None:
+        with world.lease().held() as check:
+            check()
+            order.append("other")
+
+    with lease.kept():
+        for number in range(6):
+            world.on_sleep = [other_writes] if number == 4 else []
+            with lease.held() as check:
+                check()
+                order.append(f"write {number}")
+            world.now += 1
+    assert order == ["write 0", "write 1", "write 2", "write 3", "other", "write 4", "write 5"]
+    assert world.now < 12  # the other did not wait for the claim to be over
+
+
+def test_a_kept_lease_that_another_has_taken_since_is_claimed_anew() -> None:
+    world = World()
+    slow = world.lease()
+    with slow.kept():
+        with slow.held() as old_check:
+            pass
+        world.now += 20
+        with world.lease().held() as check:
+            theirs = world.record
+            with pytest.raises(VersionConflictError, match="token 2"):
+                old_check()
+            check()
+            assert world.record == theirs
+        with slow.held() as check:
+            assert b'"token":3' in world.record
+            check()
+
+
+def test_a_kept_lease_that_was_taken_a_moment_ago_is_not_written_under() -> None:
+    """A claim that is so young that it is not renewed is looked at all the same."""
+    world = World()
+    lease = world.lease()
+    with lease.kept():
+        with lease.held():
+            pass
+        world.record = world.record.replace(b'"token":1', b'"token":9')
+        with lease.held() as check, pytest.raises(VersionConflictError, match="token 9"):
+            check()
+    assert b'"token":9' in world.record
+
+
+def test_a_kept_lease_that_another_holds_is_not_renewed_over_it() -> None:
+    world = World()
+    lease = world.lease()
+    with lease.kept():
+        with lease.held():
+            pass
+        theirs = world.record.replace(b'"token":1', b'"token":9')
+        world.record = theirs
+        world.now += 3
+        seen = []
+        world.on_sleep = [lambda: seen.append(world.record)] * 30
+        with lease.held() as check:
+            check()
+    assert seen[:30] == [theirs] * 30
+
+
 @pytest.mark.parametrize("record", [b"", b"{}", b'{"token":1}', b"x" * 5000])
 def test_a_damaged_lease_is_refused(record: bytes) -> None:
     world = World()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from syncline.errors import (
     VersionConflictError,
 )
 from syncline.sync.checks import check_link
-from syncline.types import ObjectInfo
+from syncline.types import ObjectInfo, Step
 
 
 def weights(value: float = 0.0) -> dict[str, np.ndarray]:
@@ -364,6 +365,43 @@ def test_publisher_that_loses_the_store_while_a_part_is_written_does_not_put_it(
         old.publish(split)
     engine = MemoryEngine()
     assert Receiver(store, engine).sync().version == 1
+    assert (engine.view("b").view(np.float32) == 1).all()
+
+
+def test_publisher_that_lost_the_store_puts_nothing_into_the_next_ones_way() -> None:
+    """HEAD is looked at for each object: one look before the commit would let all parts of the older one come first."""
+    split = {"a": np.zeros(100, np.float32), "b": np.zeros(100, np.float32)}
+    wanted = {name: value + 1 for name, value in split.items()}
+    has_cleaned, is_over = threading.Event(), threading.Event()
+
+    class Paused(MemoryStore):
+        def put(self, key: str, chunks: Iterable[bytes]) -> None:
+            if threading.current_thread() is not threading.main_thread() and "00001-of" in key:
+                began.set()
+                has_cleaned.wait(60)
+            super().put(key, chunks)
+
+    def publish_in_between() -> None:
+        with pytest.raises(VersionConflictError):
+            old.publish(split)
+        is_over.set()
+
+    def let_the_old_one_go_on(step: Step) -> None:
+        if step.name == "publish.leftovers_removed":
+            has_cleaned.set()
+            assert is_over.wait(60)
+
+    began = threading.Event()
+    store = Paused()
+    old = Publisher(store, part_bytes=400)
+    thread = threading.Thread(target=publish_in_between)
+    thread.start()
+    assert began.wait(60)
+    new = Publisher(store, part_bytes=400, observe=let_the_old_one_go_on)
+    assert new.publish(wanted).version == 1
+    thread.join(60)
+    engine = MemoryEngine()
+    Receiver(store, engine).sync()
     assert (engine.view("b").view(np.float32) == 1).all()
 
 

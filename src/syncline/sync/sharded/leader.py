@@ -115,7 +115,7 @@ class Leader:
             raise FormatError("the ranks' tables together are not the layout's tensors, each once")
         parts = [result.part for result in found if result.part is not None]
         kind: Kind = "full" if self._is_full(entries) else "delta"
-        with phases("commit"):
+        with phases("commit"), self._store.turn():
             version = self._commit(kind, sorted(parts, key=lambda part: part.path), entries, phases)
         self._deltas = 0 if kind == "full" else self._deltas + 1
         self.payloads = {name: n for result in found for name, n in result.payloads.items()}
