@@ -200,6 +200,24 @@ def test_a_foreign_write_is_found_by_the_routes_of_whole_tensors_too(
     scene.check(2)
 
 
+@pytest.mark.parametrize(
+    "about",
+    [{"enable_eplb": True}, {"elastic_ep_backend": "mooncake"}],
+    ids=["balances", "elastic"],
+)
+def test_a_server_that_moves_its_experts_itself_is_not_taken_for_written_by_others(
+    scene: Scene, rng: np.random.Generator, about: dict[str, object]
+) -> None:
+    """Its checksums change with no update: what it holds is told by them after one alone."""
+    scene.fake.about.update(about)
+    scene.train(rng, names=("model.norm.weight",))
+    with torch.no_grad():
+        scene.fake.models[1].own["0_qkv"].data[:] = 3.0  # stands for a move
+    done = scene.follower.sync()
+    assert done is not None and done.label == "2"
+    assert scene.follower.is_serving()
+
+
 def test_a_restarted_follower_knows_what_the_server_must_hold(
     in_place: Scene, rng: np.random.Generator
 ) -> None:

@@ -193,7 +193,8 @@ def test_experts_that_sglang_balances_anew_are_found_where_they_are(
     tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
     """It moves them within the same memory, so that nothing but its own map tells."""
-    pair = Pair(tmp_path, tiny.QWEN3_MOE, 2, arguments=("--ep-size", "2", *arguments))
+    by_itself = ("--enable-eplb", "--eplb-rebalance-num-iterations", "1000000")
+    pair = Pair(tmp_path, tiny.QWEN3_MOE, 2, arguments=("--ep-size", "2", *by_itself, *arguments))
     try:
         pair.follow(2)
         for _ in range(3):

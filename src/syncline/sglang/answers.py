@@ -32,6 +32,7 @@ class Server:
         draft: what speculates, None if nothing does.
         loaders: import paths that `--custom-weight-loader` allows.
         start: what tells one start of a server from the next, as far as this release says it.
+        moves_experts: it balances experts between ranks by itself, so that its checksums change with no update.
     """
 
     version: str
@@ -43,6 +44,7 @@ class Server:
     draft: str | None
     loaders: tuple[str, ...]
     start: str
+    moves_experts: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,7 @@ def server(server_info: bytes, model_info: bytes) -> Server:
         draft,
         tuple(str(loader) for loader in listed),
         json.dumps([about.get(key) for key in _OF_A_START], sort_keys=True),
+        about.get("enable_eplb", False) is not False or about.get("elastic_ep_backend") is not None,
     )
 
 

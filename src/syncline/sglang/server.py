@@ -140,7 +140,8 @@ class SglangServer:
             commit.close_left_open()
         proof.forget(self._staging)
         try:
-            known = None if lack.pending is None else self._checksum
+            is_known = lack.pending is not None and not about.moves_experts
+            known = self._checksum if is_known else None
             self._last = _told(commit.put(change, str(target.version), known), pulled.moved)
         except BaseException as error:
             # What interrupts, a signal for one, may have interrupted the taking back.
