@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
@@ -20,7 +21,7 @@ from safetensors.numpy import load_file
 
 from hosting import Weights, weights
 from syncline import CheckpointDir, MemoryStore, Publisher, Receiver
-from syncline.errors import EndpointError, TransportError
+from syncline.errors import EndpointError, TransportError, TransportTimeoutError
 from syncline.hosts.checkpoint_engine import CheckpointEngine, EngineCall
 
 ROOT = Path(__file__).parents[2]
@@ -236,3 +237,17 @@ def test_release_0_4_2_does_not_tell_that_an_engine_refused_its_last_bucket(job,
     finally:
         refuses.unlink()
     check(job.both, {})
+
+
+def test_an_engine_that_is_gone_is_told_by_the_deadline(tmp_path):
+    """The servers never answer again, so this job is its own."""
+    pulled = Pulled(tmp_path / "ckpt", drawn(6))
+    with ExitStack() as stack:
+        job = Job(tmp_path, stack)
+        servers = CheckpointEngine(job.sockets)
+        gone = replace(job.both, uds=str(tmp_path / "gone.sock"))
+        with pytest.raises(TransportTimeoutError, match="restart it and its engines"):
+            servers.hand_over(pulled.path, timeout_s=8.0, engines=[gone])
+        with pytest.raises(TransportTimeoutError, match="healthz"):
+            servers.hand_over(pulled.path, timeout_s=1.0, engines=[job.both])
+        check_nothing_came(job.both)
