@@ -142,7 +142,10 @@ class VersionConflictError(CommitError):
 
 
 class OutcomeUnknownError(CommitError):
-    """Whether a version was committed is not known; a new publisher finds out. Nothing is torn."""
+    """Whether a version was committed is not known; a new publisher, or the follower's next look, finds out.
+
+    A store is never torn by it; a live engine may be, and then stays paused.
+    """
 
 
 class ForeignDirectoryError(CommitError):

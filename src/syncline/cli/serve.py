@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from syncline.abc import Engine
 from syncline.cli import output
@@ -125,9 +126,12 @@ def serve(
     the module is looked for in the current directory too.
     """
     token = None if token_env is None else Token.from_env(token_env)
+    if gate_action is None:
+        _refuse("--gate", "gate_every", "gate_limits")
     if kind is not None:
         if url is None:
             raise click.UsageError("--engine needs --url")
+        _refuse("DIR without --engine", "mode", "adopt")
         secret = None if engine_token_env is None else Token.from_env(engine_token_env)
         gating = None if gate_action is None else Gating(gate_action, gate_every, gate_limits)
         given = Following(store, url, target, staging, pause, poll_s, secret, gating, repair)
@@ -136,6 +140,9 @@ def serve(
     elif target is None or url is not None or gate_action is not None:
         raise click.UsageError("give DIR or ENGINE, or --engine with --url")
     else:
+        _refuse("--engine", "pause", "engine_token_env", "staging")
+        if _OBJECT.fullmatch(target):
+            _refuse("DIR", "mode", "adopt")
         engine = _engine(target) if _OBJECT.fullmatch(target) else _directory(target, mode, adopt)
         follow_s = poll_s if follow else None
         replica = Replica(open_store(store), engine, follow_s=follow_s, repair=repair)
@@ -149,6 +156,15 @@ def serve(
 
     _log_to_stderr()
     run_server(replica, host=host, port=port, token=token, ready=ready)
+
+
+def _refuse(needed: str, *names: str) -> None:
+    """Refuse options that would do nothing, by the names of their parameters."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name in names and source is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{parameter.opts[0]} needs {needed}")
 
 
 def _log_to_stderr() -> None:

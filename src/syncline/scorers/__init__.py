@@ -1,7 +1,7 @@
 """What says how probable a model finds fixed texts: the trainer's module, or an engine that serves.
 
 Scores are of token ids, so no tokenizer has a part in them. Importing this loads none of torch,
-transformers, vLLM or urllib3.
+transformers and vLLM.
 """
 
 from syncline.scorers.memory import MemoryScorer

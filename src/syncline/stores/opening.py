@@ -37,9 +37,9 @@ def open_store(where: str | PathLike[str]) -> Store:
 
     Args:
         where: a path or `file://` URL; `memory://` for a new store in this process; `s3://bucket/prefix`,
-            `gs://bucket/prefix`, `az://account/container/prefix`; `https://host/path` to read what a plain
-            web server shows; `hf://buckets/owner/name/prefix`. Credentials come from the environment, as
-            for the services' own tools, never from here.
+            `gs://bucket/prefix`, `az://container/prefix` (its account comes from the environment);
+            `https://host/path` to read what a plain web server shows; `hf://buckets/owner/name/prefix`.
+            Credentials come from the environment, as for the services' own tools, never from here.
 
     The environment also says how long requests are tried again and how long writes may take to be seen; see
     `docs/reference/settings.md`.
@@ -112,8 +112,8 @@ def _made(
         # The URL may hold a password, and so may obstore's error: only the scheme is shown.
         raise ConfigError(
             f"a store at {url.partition('://')[0]}://... cannot be opened: expected a path, memory://, or a URL "
-            "such as s3://bucket/prefix, gs://bucket/prefix, az://account/container/prefix, "
-            "https://host/path or hf://buckets/owner/name"
+            "such as s3://bucket/prefix, gs://bucket/prefix, az://container/prefix (with "
+            "AZURE_STORAGE_ACCOUNT_NAME set), https://host/path or hf://buckets/owner/name"
         ) from None
 
 
