@@ -108,6 +108,7 @@ class FakeVllm:
             Session(w, ThreadWorkers(rank, shared), lambda: MemorySource(base), timeout_s=timeout_s)
             for rank, w in enumerate(self.weights)
         ]
+        self.count = 1
         self.name = "default"
         self.is_paused = False
         self.log: list[str] = []
@@ -142,6 +143,9 @@ class FakeVllm:
         if method in self.lose:
             raise self.lose.pop(method)
         return self.answer(method, answers)
+
+    def engines(self, timeout_s):
+        return self.count
 
     def pause(self, mode, timeout_s):
         self._step("pause")

@@ -4,8 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from syncline.errors import CommitError, FormatError, TornUpdateError
+from syncline.errors import CommitError, ConfigError, FormatError, TornUpdateError
 from syncline.vllm.control import Answers
+
+UNNAMED = "default"
+"""What vLLM calls the weights that it was started with."""
+
+
+def check_engines(count: int) -> None:
+    """Check that the answers are those of everything that generates.
+
+    Raises:
+        ConfigError: more engines generate than the one whose workers answer.
+    """
+    if count != 1:
+        raise ConfigError(
+            f"expected one engine behind this vLLM, found {count} (--data-parallel-size), of which only the first "
+            "answers what it holds; nothing was touched; start one vLLM for each copy, and a follower for each"
+        )
 
 
 def staged_by(statuses: Answers, version: int, sha256: str | None) -> str:
@@ -44,13 +60,31 @@ def check_held(answers: Answers, digests: Sequence[object]) -> None:
             )
 
 
+def name_of(answers: Answers, label: str) -> str:
+    """Return the name that goes with what the workers hold, whatever vLLM calls it now.
+
+    Args:
+        label: vLLM's name, kept where no worker has held a version, unless it is a number as ours are.
+    """
+    version = answers[0].get("version")
+    if version is not None:
+        return str(version)
+    return UNNAMED if label.isdecimal() else label
+
+
+def is_one(answers: Answers) -> bool:
+    """Tell whether all workers hold the same version, or none yet, and none of them a mix of two."""
+    first = answers[0].get("sha256")
+    return all(answer.get("sha256") == first and not answer.get("is_torn") for answer in answers)
+
+
 def check_not_torn(answers: Answers) -> None:
-    """Check that no worker holds a mix of two versions.
+    """Check that the workers do not hold a mix of two versions, neither one of them nor together.
 
     Raises:
-        TornUpdateError: one does.
+        TornUpdateError: they do.
     """
-    if any(answer.get("is_torn") for answer in answers):
+    if not is_one(answers):
         raise TornUpdateError(
             "the engine holds a mix of two versions from an earlier update; it stays paused until a full version "
             "has been applied"

@@ -19,7 +19,16 @@ from syncline.errors import (
 )
 from syncline.sync.accounting import Moved
 from syncline.vllm import moving
-from syncline.vllm.answers import check_held, check_not_torn, checked, staged_by, whole
+from syncline.vllm.answers import (
+    check_engines,
+    check_held,
+    check_not_torn,
+    checked,
+    is_one,
+    name_of,
+    staged_by,
+    whole,
+)
 from syncline.vllm.control import Answers, Control, PauseMode
 
 MODES = ("keep", "wait", "abort")
@@ -91,14 +100,16 @@ def bring(
         reached: told of every step in `STEPS`; may raise, which is a failure of that step.
 
     Raises:
+        ConfigError: several engines generate behind this vLLM; nothing was touched.
         CommitError: a worker could not stage or apply it; the old version is served on.
         TransportTimeoutError, TransportError: a step did not end in time or failed; the same.
         TornUpdateError: workers could not put their old bits back; generation stays paused.
         OutcomeUnknownError: the vLLM did not answer whether it put them back; generation may stay paused.
     """
     step_s = options.step_timeout_s
-    _settle(control, step_s)
-    old_label = control.label(step_s)
+    # vLLM looks at its environment before it answers this for the first time, and generates meanwhile.
+    check_engines(control.engines(options.stage_timeout_s))
+    old_label = _settle(control, step_s)
     started_s = time.monotonic()
     checked("open", control.call("syncline_open", store, timeout_s=step_s))
     repaired = "yes" if repair else ""
@@ -143,11 +154,22 @@ def bring(
     return Committed(version, stage_s, pause_s, apply_s, moved)
 
 
-def _settle(control: Control, step_s: float) -> None:
-    """Take back what a driver that died has left applied and not finished."""
+def _settle(control: Control, step_s: float) -> str:
+    """Take back what a driver that died has left applied or named, and go on generating; return the name.
+
+    A mix of two versions stays as it is, paused.
+    """
     statuses = whole(control.call("syncline_status", timeout_s=step_s))
-    if any(status.get("is_applied") for status in statuses):
-        checked("undo", control.call("syncline_undo", timeout_s=step_s))
+    is_left = any(status.get("is_applied") for status in statuses)
+    if is_left:
+        statuses = checked("undo", control.call("syncline_undo", timeout_s=step_s))
+    label = control.label(step_s)
+    name = name_of(statuses, label)
+    if is_one(statuses) and (is_left or label != name):
+        if label != name:
+            _name(control, name, step_s)
+        control.resume(step_s)
+    return name
 
 
 def _take_back(
@@ -162,8 +184,9 @@ def _take_back(
         undone = checked("undo", control.call("syncline_undo", timeout_s=step_s))
         check_held(undone, [status.get("sha256") for status in before])
         check_not_torn(undone)
-        if control.label(step_s) != old_label:
-            _name(control, old_label, step_s)
+        name = name_of(undone, old_label)
+        if control.label(step_s) != name:
+            _name(control, name, step_s)
         control.resume(step_s)
     except TornUpdateError:
         raise

@@ -29,6 +29,9 @@ class Control(Protocol):
             TransportError: the vLLM cannot be reached, has no such method, or does not answer in time.
         """
 
+    def engines(self, timeout_s: float) -> int:
+        """Return how many engines generate, of which `call` returns the answers of the first alone."""
+
     def pause(self, mode: PauseMode, timeout_s: float) -> None:
         """Hold generation, and clear the caches: `keep`, `wait` for or `abort` what runs."""
 
@@ -79,6 +82,20 @@ class HttpControl:
                 '--weight-transfer-config \'{"backend": "syncline"}\''
             )
         return results
+
+    def engines(self, timeout_s: float) -> int:
+        """See `Control.engines`: `GET /server_info`."""
+        answer = self._ask("GET", "/server_info", None, timeout_s, {"config_format": "json"})
+        config = answer.get("vllm_config")
+        parallel = config.get("parallel_config") if isinstance(config, dict) else None
+        given = parallel if isinstance(parallel, dict) else {}
+        size, is_alone = given.get("data_parallel_size"), given.get("data_parallel_external_lb")
+        if type(size) is not int or not isinstance(is_alone, bool):
+            raise FormatError(
+                f"{self._endpoint.url}/server_info: expected vllm_config.parallel_config with data_parallel_size and "
+                f"data_parallel_external_lb, found {parallel!r:.200}"
+            )
+        return 1 if is_alone else size
 
     def pause(self, mode: PauseMode, timeout_s: float) -> None:
         """See `Control.pause`: `POST /pause`."""
@@ -171,6 +188,10 @@ class OfflineControl:
         """See `Control.call`."""
         answers: Answers = self._llm.collective_rpc(method, args=arguments)
         return answers
+
+    def engines(self, timeout_s: float) -> int:
+        """See `Control.engines`."""
+        return int(self._llm.llm_engine.vllm_config.parallel_config.data_parallel_size)
 
     def pause(self, mode: PauseMode, timeout_s: float) -> None:
         """Do nothing."""

@@ -7,6 +7,7 @@ import pytest
 import syncline
 from syncline.errors import (
     CommitError,
+    ConfigError,
     FormatError,
     OutcomeUnknownError,
     SynclineError,
@@ -142,7 +143,7 @@ def test_a_mix_from_an_earlier_update_is_not_gone_on_with_when_its_repair_fails(
     scene.vllm.weights[1].fault = lambda step: None
     scene.vllm.fail["pause"] = refused("pause")
     with pytest.raises(TornUpdateError, match="mix of two versions"):
-        scene.server.sync(None, repair=True)
+        bring(scene.vllm, scene.url, 2, OPTIONS, repair=True)
     assert scene.vllm.is_paused
     assert not scene.server.is_serving()
     scene.server.sync(None, repair=True)
@@ -321,3 +322,92 @@ def test_a_second_follower_does_not_end_the_pause_of_the_first(scene, monkeypatc
     assert seen == [True]
     scene.check()
     assert scene.vllm.name == "2"
+
+
+class Killed(BaseException):
+    """What no driver survives."""
+
+
+def left_by_a_dead_driver(scene, monkeypatch):
+    """Let a driver name version 2 and die before it has finished; return who follows next."""
+
+    def reached(step):
+        if step == "labelled":
+            raise Killed
+
+    scene.server.close()
+    with monkeypatch.context() as patch:
+        patch.setattr("syncline.vllm.commit._take_back", lambda *_: None)
+        patch.setattr("syncline.vllm.commit._has_gone_on", lambda *_: False)
+        with pytest.raises(Killed):
+            bring(scene.vllm, scene.url, 2, OPTIONS, reached=reached)
+    assert scene.vllm.name == "2" and scene.vllm.is_paused
+    scene.server = VllmServer(scene.vllm, syncline.open_store(scene.url), scene.url, OPTIONS)
+
+
+@pytest.mark.parametrize("step", ["syncline_open", "syncline_stage", "pause", "reset_caches"])
+def test_the_name_that_a_dead_driver_gave_is_not_restored(scene, monkeypatch, step):
+    """Taking back named version 1 as the second, and went on; a failed staging left that for others to go on with."""
+    left_by_a_dead_driver(scene, monkeypatch)
+    scene.vllm.fail[step] = refused(step)
+    with pytest.raises(SynclineError):
+        scene.server.sync(None)
+    assert scene.vllm.name == "1" and not scene.vllm.is_paused
+    scene.check()
+
+
+@pytest.mark.parametrize("step", ["syncline_open", "reset_caches"])
+def test_a_name_that_taking_back_left_is_not_restored(scene, step):
+    """Version 2 was named, and taking it back failed where the name was to be put back."""
+
+    def reached(step):
+        if step == "labelled":
+            scene.vllm.fail["set_label"] = refused("set_label")
+            raise CommitError("stopped")
+
+    with pytest.raises(OutcomeUnknownError):
+        bring(scene.vllm, scene.url, 2, OPTIONS, reached=reached)
+    assert scene.vllm.name == "2" and scene.vllm.is_paused
+    scene.vllm.fail[step] = refused(step)
+    with pytest.raises(SynclineError):
+        bring(scene.vllm, scene.url, 2, OPTIONS)
+    assert scene.vllm.name == "1" and not scene.vllm.is_paused
+    scene.check()
+
+
+@pytest.mark.parametrize(("name", "kept"), [("2", "default"), ("mine", "mine")])
+def test_weights_that_are_no_version_are_not_named_as_one(tmp_path, name, kept):
+    scene = Scene(str(tmp_path / "run"))
+    scene.server.close()
+    vllm = FakeVllm(scene.base)
+    vllm.name, vllm.fail["reset_caches"] = name, refused("reset_caches")
+    with pytest.raises(SynclineError):
+        bring(vllm, scene.url, 2, OPTIONS)
+    assert vllm.name == kept and vllm.bits() == as_bytes(scene.base)
+
+
+def test_workers_of_two_versions_are_not_gone_on_with(scene):
+    """One worker has finished version 2, and the other has taken it back."""
+    bring(scene.vllm, scene.url, 1, OPTIONS)
+    scene.vllm.is_paused = True
+
+    def lie(method, answers):
+        if method in ("syncline_status", "syncline_undo"):
+            return [answers[0], {**answers[1], "version": 2, "sha256": "0" * 64}]
+        return answers
+
+    scene.vllm.answer = lie
+    scene.vllm.fail["pause"] = refused("pause")
+    with pytest.raises(TornUpdateError, match="a mix of two versions"):
+        bring(scene.vllm, scene.url, 2, OPTIONS, repair=True)
+    assert scene.vllm.is_paused
+
+
+@pytest.mark.parametrize("is_repair", [False, True])
+def test_a_vllm_of_several_engines_is_refused_and_not_touched(scene, is_repair):
+    """Only the first engine's workers answer: a version was named that the second had not taken."""
+    scene.vllm.count = 2
+    scene.vllm.log.clear()
+    with pytest.raises(ConfigError, match="found 2 .--data-parallel-size."):
+        scene.server.sync(None, repair=is_repair)
+    assert scene.vllm.log == [] and scene.vllm.name == "1"

@@ -21,6 +21,11 @@ ANSWERS = {
     "/pause": {"status": "paused"},
     "/resume": {"status": "resumed"},
     "/is_paused": {"is_paused": False},
+    "/server_info": {
+        "vllm_config": {
+            "parallel_config": {"data_parallel_size": 1, "data_parallel_external_lb": False}
+        }
+    },
     "/update_weight_version": {"success": True, "new_version": "8"},
 }
 
@@ -163,3 +168,29 @@ def test_whether_it_is_paused_is_told_or_an_error(listening, answer):
     listening.answers["/is_paused"] = answer
     with pytest.raises(FormatError, match="/is_paused: expected true or false"):
         HttpControl(listening.url).paused(5)
+
+
+@pytest.mark.parametrize(
+    ("size", "is_alone", "count"), [(1, False, 1), (3, False, 3), (3, True, 1)]
+)
+def test_engines_behind_one_address_are_counted(listening, size, is_alone, count):
+    """Where something else spreads requests, each engine has a server of its own."""
+    parallel = {"data_parallel_size": size, "data_parallel_external_lb": is_alone}
+    listening.answers["/server_info"] = {"vllm_config": {"parallel_config": parallel}}
+    assert HttpControl(listening.url).engines(5) == count
+    assert listening.asked[0][:2] == ("GET", "/server_info?config_format=json")
+    llm = mock.Mock()
+    llm.llm_engine.vllm_config.parallel_config.data_parallel_size = size
+    assert OfflineControl(llm).engines(5) == size
+
+
+@pytest.mark.parametrize(
+    "parallel", [None, [], {}, {"data_parallel_size": True, "data_parallel_external_lb": False}]
+)
+def test_a_number_of_engines_that_is_not_told_is_an_error(listening, parallel):
+    listening.answers["/server_info"] = {"vllm_config": {"parallel_config": parallel}}
+    with pytest.raises(FormatError, match="/server_info: expected vllm_config.parallel_config"):
+        HttpControl(listening.url).engines(5)
+    listening.answers["/server_info"] = 404
+    with pytest.raises(EndpointError, match="/server_info.*found 404"):
+        HttpControl(listening.url).engines(5)
