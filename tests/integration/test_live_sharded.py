@@ -234,6 +234,37 @@ def test_an_engine_that_left_is_named_and_the_rest_is_served(paths):
         assert set(report.delivery.missed) == {"leaving"}
 
 
+def test_an_engine_that_cannot_join_one_rank_is_left_out_and_the_rest_is_served():
+    """It stopped the whole fleet, and then waited for a verdict as long as it waits for anything."""
+    outlets: list[Outlet] = [MemoryOutlet(), MemoryOutlet()]
+    trainer = Trainer(outlets, timeout_s=8.0)
+    cut = MemoryInlet(outlets[0], name="cut", timeout_s=WAIT_S)
+    fleet = Fleet({"cut": cut, "stays": MemoryInlet(outlets[0], name="stays", timeout_s=WAIT_S)})
+
+    def lane(address: str) -> Inlet:
+        raise PeerLostError("no way to it")
+
+    cut.lane = lane
+    with ThreadPoolExecutor() as pool:
+        taking = fleet.taking(pool)
+        reports = trainer.publish()
+        with pytest.raises(PeerLostError):
+            taking["cut"].result(WAIT_S / 2)
+        assert taking["stays"].result(WAIT_S).version == 1
+        for report in reports:
+            assert report.delivery.committed == ("stays",)
+            assert report.delivery.missed == {"cut": "trainer rank 1: no way to it"}
+        del cut.lane
+        cut.channel()
+        settled(outlets[0], 2)
+        trainer.train()
+        taking = fleet.taking(pool)
+        trainer.publish()[0].delivery.require()
+        for name, found in taking.items():
+            assert found.result(WAIT_S).version == 2
+            trainer.assert_held(fleet.engines[name])
+
+
 def test_a_rank_that_fails_while_it_sends_is_named_and_nobody_commits(paths, monkeypatch):
     outlets, make = paths
     trainer = Trainer(outlets, timeout_s=5.0)

@@ -283,8 +283,13 @@ class _Attempt:
         """Wait until all have looked at what is to come; raise if one cannot take it, or is lost."""
         for name, answer in self._hear((messages.READY, messages.VOTE), names):
             with self._blaming(name):
-                if answer.kind == messages.VOTE:
-                    self.refused[name] = answer.fields.text("error")
+                if answer.kind == messages.READY:
+                    continue
+                error = answer.fields.text("error")
+                if answer.fields["is_own"] is True:
+                    self.refused[name] = error
+                else:  # no fault of the version: the others can have it
+                    self._lose(name, error)
         missing = [name for name in names if name in self.lost or name in self.refused]
         if missing:
             raise PeerLostError(f"engines {', '.join(map(repr, missing))} cannot take part")

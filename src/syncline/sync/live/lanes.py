@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING
@@ -44,7 +45,8 @@ class Lanes:
     def buckets(self, sizes: Sequence[int]) -> Generator[Bits | DeviceBits, None, None]:
         """Take part in the rounds of all ranks; as `Inlet.buckets`, but opened with the first bucket.
 
-        What came by a lane stays until the next bucket of that lane is asked for. Errors name the rank.
+        What came by a lane stays until the next bucket of that lane, or after its last one any, is asked for.
+        Errors name the rank.
         """
         is_whole = False
         try:
@@ -61,13 +63,23 @@ class Lanes:
                 its = [size for size, at in zip(sizes, self._sources, strict=True) if at == source]
                 with self._naming(source):
                     coming[source] = stack.enter_context(closing(inlet.buckets(its)))
+            left = Counter(self._sources)
+            last: int | None = None
             for source in self._sources:
+                if last is not None and not left[last]:
+                    self._end(last, coming[last])  # its rank waits for nothing that others send
                 with self._naming(source):
                     there = next(coming[source])
+                left[source] -= 1
+                last = source
                 yield there
-            for source, buckets in coming.items():
-                with self._naming(source):
-                    next(buckets, None)  # releases its last bucket
+            if last is not None:
+                self._end(last, coming[last])
+
+    def _end(self, source: int, buckets: Generator[Bits | DeviceBits, None, None]) -> None:
+        """Release the last bucket of a lane."""
+        with self._naming(source):
+            next(buckets, None)
 
     def _leave(self) -> None:
         """Leave all ranks but the leader, who may not know yet that the round is over; the next round joins again."""
