@@ -20,6 +20,7 @@ from syncline.errors import (
     CommitError,
     ConfigError,
     EndpointError,
+    OutcomeUnknownError,
     TornUpdateError,
 )
 from syncline.sglang.control import SglangHttp
@@ -162,3 +163,20 @@ def test_a_server_that_cannot_pull_is_refused(scene: Scene) -> None:
     scene.fake.rules["routes"].remove("/pull_weights")
     with pytest.raises(ConfigError, match="/pull_weights"):
         scene.server.sync()
+
+
+@pytest.mark.parametrize("route", ["/pause_generation", "/update_weights_from_disk"])
+def test_torn_weights_of_a_server_that_pulls_do_not_go_on(
+    scene: Scene, rng: np.random.Generator, route: str
+) -> None:
+    scene.server.sync()
+    version = scene.train(rng)
+    scene.fake.faults["/flush_cache"] = ("before", "busy")
+    with pytest.raises(TornUpdateError):
+        scene.server.sync()
+    scene.fake.faults[route] = ("before", "busy again")
+    with pytest.raises((OutcomeUnknownError, TornUpdateError), match="busy again"):
+        scene.server.sync()
+    assert scene.fake.is_paused and scene.server.held() is None
+    scene.server.sync()
+    scene.check(version)

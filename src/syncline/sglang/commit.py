@@ -128,15 +128,19 @@ class Commit:
         self._found: Checksums | None = None
         self._step_s = options.step_timeout_s
 
-    def put(self, change: Change, label: str, known: str | None = None) -> Committed:
+    def put(
+        self, change: Change, label: str, known: str | None = None, *, may_go_on: bool
+    ) -> Committed:
         """Put a change in, and name it; or leave the server as it was.
 
         Args:
             known: SGLang's checksum of what the server must hold before; None: it is not known.
+            may_go_on: it may generate with what it holds, under the name that it has; see `standing.may_go_on`.
 
         Raises:
             TornUpdateError: it failed, and so did taking it back; generation stays paused.
-            OutcomeUnknownError: the server did not say what it did; the same.
+            OutcomeUnknownError: the server did not say what it did, or it failed before anything was written to
+                a server that may not go on; the same.
             SynclineError: it failed, and was taken back: the old weights are served, under their name.
         """
         control, step_s = self._control, self._step_s
@@ -168,7 +172,7 @@ class Commit:
             self._name(before, label)
             self._reached("labelled")
         except BaseException as error:
-            self._take_back(change, before, error)
+            self._take_back(change, before, error, may_go_on)
             raise
         self._go_on(label)
         pause_s = time.monotonic() - started_s
@@ -280,13 +284,17 @@ class Commit:
             self._control.end(self._options.load_timeout_s)
             self._is_open = False
 
-    def _take_back(self, change: Change, label: str, error: BaseException) -> None:
+    def _take_back(self, change: Change, label: str, error: BaseException, may_go_on: bool) -> None:
         """Put the old weights and the old name back, and go on generating.
 
         Raises:
             TornUpdateError, OutcomeUnknownError: that failed.
         """
         if isinstance(error, StrangeWeightsError):
+            return
+        if not (may_go_on or change.has_begun):
+            if isinstance(error, Exception):
+                raise OutcomeUnknownError(_left_held(error)) from error
             return
         control, step_s = self._control, self._step_s
         try:
@@ -312,6 +320,14 @@ class Commit:
             raise TornUpdateError(
                 f"{change.name}: the server answers that it took the old weights, and does not hold them"
             )
+
+
+def _left_held(error: BaseException) -> str:
+    return (
+        f"the update failed before it wrote anything ({type(error).__name__}: {error}), and what the server holds "
+        "is not known: it did not say that it was generating before, or an update of it has failed; it is not told "
+        "to go on until a full version has been loaded"
+    )
 
 
 def _failed(error: BaseException, second: BaseException) -> str:

@@ -19,7 +19,7 @@ from syncline.sglang.change import FromDirectory
 from syncline.sglang.commit import Commit, CommitOptions, Committed
 from syncline.sglang.control import PULL, SglangHttp
 from syncline.sglang.proved import Unseen
-from syncline.sglang.standing import end_late_pause, standing_of
+from syncline.sglang.standing import end_late_pause, goes_on, may_go_on, standing_of
 from syncline.sync.layout import own_history
 from syncline.sync.named import is_named
 from syncline.sync.ours import as_commit_error
@@ -56,6 +56,7 @@ class PullingServer:
         self._options = CommitOptions() if options is None else options
         self._owner = Owner(None)
         self._start = ""
+        self._is_torn = False
         self._may_pause_late = False
         self._held: HeldVersion | None = None
         self._last: Committed | None = None
@@ -75,6 +76,7 @@ class PullingServer:
         about = self._control.server(step_s)
         rules = self._control.rules(about.version, step_s)
         if self._owner.claim(about.start) or about.start != self._start:
+            self._is_torn &= about.start == self._start
             self._held, self._start = None, about.start
         if self._held is not None and end_late_pause(
             self._control, self._held, may_pause_late=self._may_pause_late, timeout_s=step_s
@@ -103,18 +105,22 @@ class PullingServer:
             None,
             shows=before is not None and before != target.manifest.fingerprint,
         )
+        was_paused = self._control.is_paused(step_s)
+        may = may_go_on(was_paused, is_known=self._held is not None, is_torn=self._is_torn)
         try:
-            self._last = commit.put(change, str(target.version))
+            self._last = commit.put(change, str(target.version), may_go_on=may)
         except BaseException as error:
             is_taken_back = isinstance(error, Exception) and not isinstance(
                 error, (TornUpdateError, OutcomeUnknownError)
             )
             if not is_taken_back:
-                self._held = None
+                self._held, self._is_torn = None, True
             raise
         finally:
             self._may_pause_late |= commit.may_pause_late
-        self._held = target
+        self._held, self._is_torn = target, False
+        # A pause and its end were answered after it: where nothing more can be seen, it is not waited for.
+        self._may_pause_late &= was_paused is not None
         return self._last
 
     def held(self) -> HeldVersion | None:
@@ -130,7 +136,7 @@ class PullingServer:
         if standing == "started anew":
             self._held = None
         elif standing == "cannot tell" and self._may_pause_late:
-            self._control.resume(self._options.step_timeout_s)  # harmless where it is not needed
+            return goes_on(self._control, self._options.step_timeout_s)
         return standing in ("generates", "cannot tell")
 
     def close(self) -> None:

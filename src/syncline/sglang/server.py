@@ -25,7 +25,7 @@ from syncline.sglang.control import SglangHttp
 from syncline.sglang.mirror import Mirror
 from syncline.sglang.proof import Proof
 from syncline.sglang.routes import ROUTES, Lack, Route, change_of, tidy
-from syncline.sglang.standing import end_late_pause, standing_of
+from syncline.sglang.standing import end_late_pause, goes_on, may_go_on, standing_of
 from syncline.sglang.versions import Rules
 from syncline.sync import AppliedVersion, Receiver
 from syncline.sync.accounting import Moved
@@ -89,6 +89,7 @@ class SglangServer:
         self._held: HeldVersion | None = None
         self._checksum: str | None = None
         self._start = ""
+        self._is_torn = False
         self._may_pause_late = False
         self._last: Committed | None = None
         self._dense = self._changed = 0
@@ -129,6 +130,7 @@ class SglangServer:
         target = self._mirror.held()
         if target is None:
             raise LayoutError(f"{self._mirror.path} holds no version; pull one into it first")
+        is_known = self._held is not None
         if repair:
             self._lose()
         if self._held is not None and self._held.sha256 == target.sha256:
@@ -136,25 +138,31 @@ class SglangServer:
         lack = Lack(about, self._staging, self._held, target, self._mirror.pending_to(target))
         change = self._staged(lack)
         commit = Commit(self._control, rules, self._options, about.tensor_ranks, self._reached)
+        was_paused = self._control.is_paused(step_s)
+        may = may_go_on(was_paused, is_known=is_known, is_torn=self._is_torn)
         if lack.pending is None:
             commit.close_left_open()
         proof.forget(self._staging)
         try:
-            is_known = lack.pending is not None and not about.moves_experts
-            known = self._checksum if is_known else None
-            self._last = _told(commit.put(change, str(target.version), known), pulled.moved)
+            is_told = lack.pending is not None and not about.moves_experts
+            known = self._checksum if is_told else None
+            done = commit.put(change, str(target.version), known, may_go_on=may)
         except BaseException as error:
             # What interrupts, a signal for one, may have interrupted the taking back.
             was_taken_back = isinstance(error, Exception) and not isinstance(error, _NOT_TAKEN_BACK)
             if not was_taken_back:
                 self._lose()
+                self._is_torn = True
             raise
         finally:
             self._may_pause_late |= commit.may_pause_late
             tidy(self._staging)
         self._changed = len(self._mirror.changed)
         self._dense = len(change.dense) if isinstance(change, InPlace) else self._changed
-        self._held = target
+        self._last = _told(done, pulled.moved)
+        self._held, self._is_torn = target, False
+        # A pause and its end were answered after it: where nothing more can be seen, it is not waited for.
+        self._may_pause_late &= was_paused is not None
         self._mirror.settle(target)
         self._checksum = None if self._last.checksums is None else self._last.checksums.engine
         if self._checksum is not None:
@@ -179,7 +187,7 @@ class SglangServer:
         if standing == "started anew":
             self._doubt()
         elif standing == "cannot tell" and self._may_pause_late:
-            self._control.resume(self._options.step_timeout_s)  # harmless where it is not needed
+            return goes_on(self._control, self._options.step_timeout_s)
         return standing in ("generates", "cannot tell")
 
     def figures(self) -> Mapping[str, float]:
@@ -198,6 +206,7 @@ class SglangServer:
         """Find out whether a server that nothing is known of holds the checkpoint's version."""
         is_same = about.start == self._start
         self._start = about.start
+        self._is_torn &= is_same
         if self._held is not None and not (is_same and about.label == str(self._held.version)):
             self._doubt()
         known, held = proof.read(self._staging), self._mirror.held()
@@ -211,7 +220,7 @@ class SglangServer:
         if about.label != str(held.version):
             self._control.set_label(str(held.version), self._options.step_timeout_s)
         self._control.resume(self._options.step_timeout_s)  # whoever paused it may have died
-        self._held, self._checksum = held, known.checksum
+        self._held, self._checksum, self._is_torn = held, known.checksum, False
         self._mirror.settle(held)
 
     def _pull(self, version: int | None, *, repair: bool) -> AppliedVersion:

@@ -30,6 +30,27 @@ def standing_of(control: SglangHttp, start: str) -> Standing:
     return "paused" if is_paused else "generates"
 
 
+def may_go_on(was_paused: bool | None, *, is_known: bool, is_torn: bool) -> bool:
+    """Tell whether a server may generate with what it holds, should an update fail before it writes.
+
+    Args:
+        was_paused: it said so before the update; None: it cannot tell.
+        is_known: it is known to hold the version that it names.
+        is_torn: an update of this start failed and was not taken back.
+    """
+    # Weights that nobody knows go on where they were served anyway: a pause may be that of a torn update.
+    return not is_torn and (is_known or was_paused is False)
+
+
+def goes_on(control: SglangHttp, timeout_s: float) -> bool:
+    """Tell a server that may have heard late of a pause of ours to go on; return whether it answered."""
+    try:
+        control.resume(timeout_s)  # harmless where it is not needed
+    except SynclineError:  # refused, busy or gone: the next look asks again
+        return False
+    return True
+
+
 def end_late_pause(
     control: SglangHttp, held: HeldVersion, *, may_pause_late: bool, timeout_s: float
 ) -> bool:
