@@ -45,6 +45,6 @@ def hear_opened(name: str, channel: SocketChannel, number: int, timeout_s: float
             return
         if "opened" not in value:
             channel.put_back(raw)
-            error = value.get("error")
-            why = error if isinstance(error, str) else raw[:300].decode(errors="replace")
+            told = value.get("error")
+            why = told if isinstance(told, str) else raw[:300].decode(errors="replace")
             raise PeerLostError(f"{where} did not open the round: {why}")
