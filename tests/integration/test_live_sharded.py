@@ -16,9 +16,16 @@ from random_layouts import empty_shards, random_catalog, random_layout, random_v
 from syncline import MemoryEngine, MemoryStore, Ranks, Receiver, ShardedPublisher
 from syncline.abc import Inlet, Outlet
 from syncline.channels import MemoryInlet, MemoryOutlet
-from syncline.errors import ConfigError, FormatError, PeerLostError, PlanDisagreementError
+from syncline.errors import (
+    ConfigError,
+    FormatError,
+    PeerLostError,
+    PlanDisagreementError,
+    StoreError,
+)
 from syncline.layouts import scatter
 from syncline.layouts.sharded import Shard, Sharding, dtensor_layout
+from syncline.sync.kept import Kept
 from syncline.sync.sharded import gathering
 from syncline.types import TensorMeta
 
@@ -308,6 +315,41 @@ def test_a_rank_that_fails_while_it_sends_is_named_and_nobody_commits(paths, mon
         for name, found in taking.items():
             assert found.result(WAIT_S).version == 3
             trainer.assert_held(fleet.engines[name])
+
+
+@pytest.mark.parametrize("victim", range(WORLD))
+def test_a_rank_that_cannot_read_what_it_kept_says_so_and_all_go_on(victim, monkeypatch):
+    """It raised before anybody knew; the others waited for it, and engines for a round."""
+    outlets: list[Outlet] = [MemoryOutlet(), MemoryOutlet()]
+    trainer = Trainer(outlets, timeout_s=5.0, live_kind="auto")
+    fleet = Fleet({"a": MemoryInlet(outlets[0], name="a", timeout_s=WAIT_S)})
+    path = trainer.publishers[victim]._part_writer().path
+    whole = Kept.part
+
+    def failing(self: Kept, its: str) -> Any:
+        is_encoding = any(each._kept is self for each in trainer.publishers)
+        if its == path and not is_encoding:
+            raise StoreError("the disk is gone")
+        return whole(self, its)
+
+    with ThreadPoolExecutor() as pool:
+        for version in range(1, 4):
+            if version != 3:  # it still waits
+                taking = fleet.taking(pool)
+            if version == 2:
+                monkeypatch.setattr(Kept, "part", failing)
+            reports = trainer.publish()
+            monkeypatch.undo()
+            if version == 2:
+                for report in reports:
+                    assert report.version == 2
+                    assert "the disk is gone" in report.delivery.missed["a"]
+            else:
+                for report in reports:
+                    report.delivery.require()
+                assert taking["a"].result(WAIT_S).version == version
+                trainer.assert_held(fleet.engines["a"])
+            trainer.train()
 
 
 def _noting(deliver: Any, victims: set[threading.Thread]) -> Any:

@@ -6,6 +6,7 @@ others what goes to whom; each runs its lane and says how that ended. At the end
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
@@ -107,10 +108,13 @@ class Leading:
     def _missing_and_failed(self, *, patience: int) -> Iterable[str]:
         """Hear from every other rank how its round ended; return what went wrong, the missing first."""
         missing, failed = [], []
+        deadline_s = time.monotonic() + patience * self._ranks.timeout_s  # they all ran at one time
         for rank in range(1, self._ranks.size):
             try:
                 what = "how its round on the live path ended"
-                _, body = self._lane.mail.hear(rank, ENDED, self._number, what, patience=patience)
+                _, body = self._lane.mail.hear(
+                    rank, ENDED, self._number, what, deadline_s=deadline_s
+                )
             except SynclineError as error:
                 missing.append(str(error))
                 continue
@@ -130,8 +134,9 @@ class Leading:
 class Following:
     """The side of every other rank."""
 
-    def __init__(self, lane: Lane, outlet: Outlet, observe: Observe) -> None:
+    def __init__(self, lane: Lane, ranks: Ranks, outlet: Outlet, observe: Observe) -> None:
         self._lane = lane
+        self._ranks = ranks
         self._outlet = outlet
         self._observe = observe
         self._number = 0
@@ -182,8 +187,9 @@ class Following:
 
     def _heard(self) -> tuple[strict_json.Fields, bytes]:
         what = "what to do next on the live path"
+        deadline_s = time.monotonic() + _PATIENCE * self._ranks.timeout_s
         self._number, told = self._lane.mail.hear(
-            LEADER, ORDER, self._number + 1, what, patience=_PATIENCE
+            LEADER, ORDER, self._number + 1, what, deadline_s=deadline_s
         )
         body = bytes(told)
         where = "the leader's order"

@@ -46,12 +46,13 @@ class Mail:
         self._ranks.send(to, kind, number.to_bytes(_NUMBER_BYTES, "little"), *body)
 
     def hear(
-        self, source: int, kind: bytes, number: int, what: str, *, patience: int = 1
+        self, source: int, kind: bytes, number: int, what: str, *, deadline_s: float | None = None
     ) -> tuple[int, memoryview]:
         """Return number and body of a rank's next message of this kind; what it says else is kept.
 
         Args:
             number: of the round; of an order: the lowest that it may have.
+            deadline_s: as `Ranks.receive`.
 
         Raises:
             PeerLostError: it says instead that its round has ended; as `Ranks.receive`.
@@ -61,7 +62,7 @@ class Mail:
         place = 0
         while True:
             if place == len(waiting):
-                raw = memoryview(self._ranks.receive(source, what, patience=patience))
+                raw = memoryview(self._ranks.receive(source, what, deadline_s=deadline_s))
                 stop = 1 + _NUMBER_BYTES
                 number_of = int.from_bytes(raw[1:stop], "little")
                 waiting.append(_Letter(bytes(raw[:1]), number_of, raw[stop:]))
@@ -93,7 +94,7 @@ class Lane:
         dense: returns a tensor's bits if this rank holds it whole, else None.
 
     Attributes:
-        payloads: what this rank encoded of a delta, by tensor.
+        payloads: gives what this rank encoded of a delta, by tensor.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class Lane:
         self._number = 0
         self._unconfirmed: deque[int] = deque()
         self.mail = Mail(ranks)
-        self.payloads: Mapping[str, memoryview] = {}
+        self.payloads: Callable[[], Mapping[str, memoryview]] = dict
 
     def run(
         self,
@@ -202,7 +203,7 @@ class Lane:
             )
 
     def _payloads(self, each: Bucket) -> list[tuple[int, Bits | DeviceBits]]:
-        return list(pieces_of(each, payload_bits(self.payloads)))
+        return list(pieces_of(each, payload_bits(self.payloads())))
 
     def _gathered(self, each: Bucket) -> list[tuple[int, Bits | DeviceBits]]:
         """Return what goes into a bucket of this rank's, out of all ranks' pieces."""

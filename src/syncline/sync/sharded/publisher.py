@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from os import PathLike
 from typing import Any
 
@@ -173,7 +173,11 @@ class ShardedPublisher:
         kept, self._kept = self._kept, None
         if self._live is None:
             return report
-        payloads = {} if kept is None else kept.part(self._part_writer().path)
+
+        @cache
+        def payloads() -> Mapping[str, memoryview]:
+            return {} if kept is None else kept.part(self._part_writer().path)
+
         try:
             delivery = self._live.deliver(self._leader, payloads, phases, report.full_bytes)
         except TransportError:

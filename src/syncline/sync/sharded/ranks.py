@@ -104,19 +104,20 @@ class Ranks:
         """
         self._send(to, _DATA, *body)
 
-    def receive(self, source: int, what: str, *, patience: int = 1) -> bytes:
+    def receive(self, source: int, what: str, *, deadline_s: float | None = None) -> bytes:
         """Return the next message of a rank that belongs to the present step.
 
         Args:
             what: what the rank was to send, for the error.
-            patience: how many times `timeout_s` to wait.
+            deadline_s: by `time.monotonic`, until when to wait; None: `timeout_s` from now.
 
         Raises:
             TransportTimeoutError: it did not come in that time; names the rank.
             PeerLostError: the rank is gone; names it.
             SynclineError: the rank failed; of the kind that it failed with, and says how.
         """
-        deadline_s = time.monotonic() + patience * self.timeout_s
+        if deadline_s is None:
+            deadline_s = time.monotonic() + self.timeout_s
         kind, body = self._next(source, what, deadline_s, (_DATA, _FAULT, *_ANSWERS))
         if kind in _ANSWERS:
             self._early = (kind, body)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from syncline.abc import Observe, Outlet
 from syncline.errors import ConfigError
@@ -56,7 +56,7 @@ class Road:
         self._metas = [layout.catalog[name].meta for name in sorted(layout.catalog)]
         self._owners = shares.owners
         self._ranks = ranks
-        self._following = Following(self._lane, outlet, observe)
+        self._following = Following(self._lane, ranks, outlet, observe)
         self._leading: Leading | None = None
 
     @property
@@ -67,7 +67,7 @@ class Road:
     def deliver(
         self,
         leader: Leader | None,
-        payloads: Mapping[str, memoryview],
+        payloads: Callable[[], Mapping[str, memoryview]],
         phases: Phases,
         model_bytes: int,
     ) -> Delivery:
@@ -75,7 +75,8 @@ class Road:
 
         Args:
             leader: on rank 0; None on the others.
-            payloads: what this rank encoded of it, if it is a delta.
+            payloads: gives what this rank encoded of it, if it is a delta; asked when there is somebody to
+                send it to, and where it fails, all are told.
 
         Raises:
             PeerLostError, TransportTimeoutError: (not on rank 0) the leader is gone, or failed.
@@ -89,7 +90,7 @@ class Road:
                 return self._following.follow(phases, model_bytes)
             return self._lead(leader, phases)
         finally:
-            self._lane.payloads = {}
+            self._lane.payloads = dict
 
     def _lead(self, leader: Leader, phases: Phases) -> Delivery:
         if self._leading is None:
