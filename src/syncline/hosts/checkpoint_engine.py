@@ -25,7 +25,6 @@ from syncline.errors import (
     ConfigError,
     EndpointError,
     MovedOnError,
-    SynclineError,
     TransportError,
     TransportTimeoutError,
 )
@@ -38,6 +37,7 @@ _SHOWN = 300
 _LIMIT_BYTES = 1 << 20
 _META_BYTES = 1 << 10
 _TAKE_BACK_S = 5.0
+_UNDER_WAY_S = 2.0
 _IN_PLACE = Path("/dev/shm")  # noqa: S108 - where checkpoint-engine takes files apart
 
 
@@ -90,12 +90,13 @@ class CheckpointEngine:
         """Register the version of a checkpoint directory with all servers and let them update their engines.
 
         The version is registered once under a name made of its digest, so that no version is ever taken for
-        another; earlier ones stay until `forget`. After an error nothing of it stays registered where a server
-        still answers.
+        another; earlier ones stay until `forget`. After an error, and after Ctrl-C, nothing of it stays registered
+        where a server still answers.
 
         Args:
             directory: of a `CheckpointDir` at a version.
-            timeout_s: everything included, but for at most 5 s in which what was registered is taken back.
+            timeout_s: everything included, but for at most 5 s in which what was registered is taken back; after
+                Ctrl-C up to 2 s before that, in which what is under way may end.
             engines: who the servers ask to take part; together they have every rank that does, each once. Empty:
                 something else asks them meanwhile.
             ranks: empty: broadcast to all; else the ranks that read peer-to-peer, which needs Mooncake there.
@@ -129,10 +130,10 @@ class CheckpointEngine:
             self._all("POST", f"/v1/checkpoints/{name}/gather-metas", None, deadline_s)
             self._require_gathered(tensors, deadline_s)
             self._update(name, calls, ranks, deadline_s)
-        except SynclineError:
+            self._registered.add(name)
+        except BaseException:  # Ctrl-C, too: nobody else knows what to take back
             self._take_back(name)
             raise
-        self._registered.add(name)
         return HandOver(name, held.version, shares)
 
     def forget(self, name: str, *, timeout_s: float) -> None:
@@ -215,7 +216,13 @@ class CheckpointEngine:
                 )
                 for rank, path in enumerate(self._sockets)
             ]
-            wait(asked)
+            try:
+                wait(asked)
+            except (
+                BaseException
+            ):  # a server that is still at it may register what was taken back before
+                wait(asked, _UNDER_WAY_S)
+                raise
             for future in asked:
                 future.result()
         finally:
