@@ -218,9 +218,8 @@ class CheckpointEngine:
             ]
             try:
                 wait(asked)
-            except (
-                BaseException
-            ):  # a server that is still at it may register what was taken back before
+            except BaseException:
+                # A server that is still at it may register what is taken back before it is done.
                 wait(asked, _UNDER_WAY_S)
                 raise
             for future in asked:
