@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import http
 import json
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike
@@ -208,24 +209,30 @@ class CheckpointEngine:
         Args:
             body: by rank.
         """
+        begin, is_off = threading.Event(), threading.Event()
+
+        def ask(rank: int, path: str) -> bytes:
+            begin.wait()  # until all can be waited for
+            if is_off.is_set():
+                return b""
+            return _ask(path, method, route, None if body is None else body(rank), deadline_s)
+
+        asked: list[Future[bytes]] = []
         pool = ThreadPoolExecutor(len(self._sockets), thread_name_prefix="syncline-ce")
         try:
-            asked = [
-                pool.submit(
-                    _ask, path, method, route, None if body is None else body(rank), deadline_s
-                )
-                for rank, path in enumerate(self._sockets)
-            ]
-            try:
-                wait(asked)
-            except BaseException:
-                # A server that is still at it may register what is taken back before it is done.
-                wait(asked, _UNDER_WAY_S)
-                raise
-            for future in asked:
-                future.result()
+            asked = [pool.submit(ask, rank, path) for rank, path in enumerate(self._sockets)]
+            begin.set()
+            wait(asked)
+        except BaseException:
+            is_off.set()
+            begin.set()
+            # A server that is still at it may register what is taken back before it is done.
+            wait(asked, _UNDER_WAY_S)
+            raise
         finally:
             pool.shutdown(wait=False)
+        for future in asked:
+            future.result()
 
 
 def _deadline(timeout_s: float) -> float:

@@ -133,6 +133,7 @@ def job(tmp_path):
     job.sockets = [str(tmp_path / f"{rank}.sock") for rank in range(2)]
     yield job
     job.stuck.set()
+    job.barrier.abort()  # where another was never asked
     for server in servers:
         server.shutdown()
         server.server_close()
