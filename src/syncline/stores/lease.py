@@ -12,7 +12,8 @@ finds another HEAD than its own stops.
 
 A claim may be kept for several writes (`Lease.kept`): before each it is looked at, and made anew where it is older
 than one that was just made, so that each write has as much time as with a claim of its own. Nothing has to settle
-for that: the holder alone may write the lease until it is over, and those who wait see the change long before.
+for that: the holder alone may write the lease until it is over, and those who wait see the change long before. A
+holder whose look or renewal takes longer than the settling time cannot rely on that, and claims afresh.
 """
 
 from __future__ import annotations
@@ -147,10 +148,14 @@ class Lease:
             return None
         if now_s <= turn.begun_s + self._settle_s:
             return turn  # as young as one that has just settled; the check looks whether it stands
-        if self._found() != turn.claim:
-            return None
-        claim = replace(turn.claim, token=turn.claim.token + 1)
+        found = self._found()
+        if found.owner != turn.claim.owner or self._clock() > now_s + self._settle_s:
+            return None  # another's, or looked at so long ago that it may be by now
+        # One above what is there: a renewal whose answer was lost may be, and who waits must see a change.
+        claim = replace(turn.claim, token=found.token + 1)
         self._write(_dump(claim))
+        if self._clock() > now_s + 2 * self._settle_s:
+            return None  # it may have come down on another's claim
         return _Turn(claim, turn.since_s, now_s)
 
     def _check(self, turn: _Turn) -> None:
@@ -168,8 +173,9 @@ class Lease:
         if turn is None:
             return
         with suppress(StoreError):  # then it is over by itself; the error before it is what matters
-            if self._found() == turn.claim:
-                self._write(_dump(replace(turn.claim, owner=_NOBODY)))
+            found = self._found()
+            if found.owner == turn.claim.owner:  # whatever became of the last renewal
+                self._write(_dump(replace(found, owner=_NOBODY)))
 
     def _claim(self) -> tuple[float, Claim]:
         end = self._clock() + self._wait_s

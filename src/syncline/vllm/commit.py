@@ -32,7 +32,16 @@ from syncline.vllm.answers import (
 from syncline.vllm.control import Answers, Control, PauseMode
 
 MODES = ("keep", "wait", "abort")
-STEPS = ("staged", "paused", "applied", "caches_reset", "labelled", "finished", "resumed")
+STEPS = (
+    "staged",
+    "pausing",
+    "paused",
+    "applied",
+    "caches_reset",
+    "labelled",
+    "finished",
+    "resumed",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +134,7 @@ def bring(
     apply_s = 0.0
     is_finishing = False
     try:
+        reached("pausing")
         control.pause(options.pause, options.drain_timeout_s)
         reached("paused")
         applied_s = time.monotonic()

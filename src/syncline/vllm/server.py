@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from syncline.abc import Store
-from syncline.errors import CommitError, OutcomeUnknownError, SynclineError, TornUpdateError
+from syncline.errors import (
+    CommitError,
+    EndpointError,
+    OutcomeUnknownError,
+    SynclineError,
+    TornUpdateError,
+)
 from syncline.sync.layout import own_history
 from syncline.sync.named import is_named
 from syncline.sync.ours import as_commit_error
@@ -49,31 +55,39 @@ class VllmServer:
             CommitError: another process of this host follows it, or somebody has paused it; nothing was touched.
             Or as `commit.bring`.
         """
-        self._owner.claim(self._session())
-        target = own_history(self._store).target(version)
-        self._check_going()
+        with as_commit_error("the update failed, and the vLLM serves what it served"):
+            self._look()
+            self._owner.claim(self._session())
+            target = own_history(self._store).target(version)
+            self._check_going()
+            self._last = self._brought(target, repair=repair)
+        self._held, self._has_resumed = target, True
+        return self._last
+
+    def _brought(self, target: HeldVersion, *, repair: bool) -> Committed:
+        """Put a version in place, and note what is not known where that fails."""
+        steps: list[str] = []
         try:
             with as_commit_error("the update failed, and the vLLM serves what it served"):
-                self._last = bring(
+                done = bring(
                     self._control,
                     self._url,
                     target.version,
                     self._options,
                     sha256=target.sha256,
                     repair=repair,
+                    reached=steps.append,
                 )
                 if not self._has_resumed:
                     self._control.resume(self._options.step_timeout_s)
         except (TornUpdateError, OutcomeUnknownError):
             self._held, self._has_resumed = None, False
             raise
-        except SynclineError:
-            self._has_resumed = False  # a pause that was not answered may come about late
-            if not self.is_serving():
-                self._held = None
+        except SynclineError as error:
+            self._has_resumed &= not _may_pause(steps, error)
+            self._look()
             raise
-        self._held, self._has_resumed = target, True
-        return self._last
+        return done
 
     def close(self) -> None:
         """Let another follower have it; harmless if it is not ours."""
@@ -107,21 +121,39 @@ class VllmServer:
         It answers, names the version, is not paused, and every worker says that it holds it, by digest: a name alone
         may be anybody's.
         """
-        held = self._held
-        if held is None or not is_named(self._control, held):
+        if self._look() is None:
             return False
         try:
-            if self._control.paused(_LOOK_S):
-                return False
-            statuses = whole(self._control.call("syncline_status", timeout_s=_LOOK_S))
-            check_held(statuses, [held.sha256] * len(statuses))
+            return not self._control.paused(_LOOK_S)
         except SynclineError:
             return False
-        return True
+
+    def _look(self) -> HeldVersion | None:
+        """Return the version that the vLLM was brought to; forget it if the vLLM does not say that it holds it."""
+        if self._held is not None and not _holds(self._control, self._held):
+            self._held = None
+        return self._held
 
     def figures(self) -> Mapping[str, float]:
         """Return what the last commit took, by name of the metric."""
         return {} if self._last is None else figures_of(self._last)
+
+
+def _holds(control: Control, held: HeldVersion) -> bool:
+    if not is_named(control, held):
+        return False
+    try:
+        statuses = whole(control.call("syncline_status", timeout_s=_LOOK_S))
+        check_held(statuses, [held.sha256] * len(statuses))
+    except SynclineError:
+        return False
+    return True
+
+
+def _may_pause(steps: list[str], error: SynclineError) -> bool:
+    """Tell whether a pause of ours stays: one that was not answered may come about late, one may not have ended."""
+    last = steps[-1] if steps else ""
+    return last == "finished" or (last == "pausing" and not isinstance(error, EndpointError))
 
 
 def figures_of(done: Committed) -> Mapping[str, float]:

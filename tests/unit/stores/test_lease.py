@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import ExitStack
+
 import pytest
 
-from syncline.errors import FormatError, TransportTimeoutError, VersionConflictError
+from syncline.errors import FormatError, StoreError, TransportTimeoutError, VersionConflictError
 from syncline.stores.lease import Lease
 
 
@@ -219,7 +222,8 @@ def test_a_kept_lease_that_another_holds_is_not_renewed_over_it() -> None:
     with lease.kept():
         with lease.held():
             pass
-        theirs = world.record.replace(b'"token":1', b'"token":9')
+        ours = json.loads(world.record)["owner"].encode()
+        theirs = world.record.replace(b'"token":1', b'"token":9').replace(ours, b"f" * 16)
         world.record = theirs
         world.now += 3
         seen = []
@@ -227,6 +231,105 @@ def test_a_kept_lease_that_another_holds_is_not_renewed_over_it() -> None:
         with lease.held() as check:
             check()
     assert seen[:30] == [theirs] * 30
+
+
+@pytest.mark.parametrize(("slow", "writes"), [("look", 1), ("write", 3)])
+def test_a_renewal_that_took_so_long_that_another_has_claimed_is_not_written_under(
+    slow: str, writes: int
+) -> None:
+    """Its look is answered, or its write comes down, once the other's check has passed.
+
+    After the look it writes nothing but a new claim; a write that came down late is let go first.
+    """
+    world, order = World(), []
+    delays: list = []
+    slept: list[float] = []
+    wrote: list[bytes] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        world.sleep(seconds)
+
+    def late(what: str) -> None:
+        if slow == what and delays:
+            delays.pop()()
+
+    def read() -> bytes | None:
+        found = world.record
+        late("look")
+        return found
+
+    def write(record: bytes) -> None:
+        late("write")
+        wrote.append(record)
+        world.record = record
+
+    lease = Lease(read, write, lasts_s=10.0, clock=lambda: world.now, sleep=sleep)
+    with ExitStack() as others, lease.kept():
+        with lease.held() as check:
+            check()
+        world.now += 3
+
+        def another_claims() -> None:
+            others.enter_context(world.lease().held())()
+            order.append(json.loads(world.record)["owner"])
+            slept.clear()
+            wrote.clear()
+
+        delays.append(another_claims)
+        with lease.held() as check:
+            check()
+            assert json.loads(world.record)["owner"] not in order
+            assert len(wrote) == writes
+            assert slept.count(1.0) == 2  # a turn for who waits, and a claim that settled
+            order.append("mine")
+    assert len(order) == 2
+
+
+def forgetful(world: World, lost: list[str]) -> Lease:
+    """Return a lease whose writes are made, with an answer lost for each of `lost`."""
+
+    def write(record: bytes) -> None:
+        world.record = record
+        if lost:
+            raise StoreError(lost.pop())
+
+    return Lease(
+        lambda: world.record, write, lasts_s=10.0, clock=lambda: world.now, sleep=world.sleep
+    )
+
+
+def test_a_holder_does_not_wait_for_its_own_renewal_whose_answer_was_lost() -> None:
+    world, lost = World(), []
+    lease = forgetful(world, lost)
+    with lease.kept():
+        with lease.held() as check:
+            check()
+        world.now += 2
+        lost.append("the answer")
+        with pytest.raises(StoreError, match="the answer"), lease.held():
+            pass
+        before = world.record
+        with lease.held() as check:
+            check()
+        assert world.now == 1 + 2  # settled once, and waited for nobody
+        assert (
+            json.loads(world.record)["token"] > json.loads(before)["token"]
+        )  # a change to be seen
+    assert is_free(world)
+
+
+def test_what_a_holder_whose_answer_was_lost_holds_is_let_go_at_the_end() -> None:
+    world, lost = World(), []
+    lease = forgetful(world, lost)
+    with lease.kept():
+        with lease.held() as check:
+            check()
+        world.now += 2
+        lost.append("the answer")
+        with pytest.raises(StoreError, match="the answer"), lease.held():
+            pass
+    assert is_free(world)
 
 
 @pytest.mark.parametrize("record", [b"", b"{}", b'{"token":1}', b"x" * 5000])

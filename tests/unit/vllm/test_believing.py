@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 import syncline
@@ -10,6 +12,7 @@ from syncline.errors import (
     ConfigError,
     FormatError,
     OutcomeUnknownError,
+    PeerLostError,
     SynclineError,
     TornUpdateError,
     TransportTimeoutError,
@@ -411,3 +414,60 @@ def test_a_vllm_of_several_engines_is_refused_and_not_touched(scene, is_repair):
     with pytest.raises(ConfigError, match="found 2 .--data-parallel-size."):
         scene.server.sync(None, repair=is_repair)
     assert scene.vllm.log == [] and scene.vllm.name == "1"
+
+
+@pytest.mark.parametrize("step", ["syncline_open", "syncline_stage", "reset_caches"])
+def test_a_failure_is_no_reason_to_end_anothers_pause(scene, step):
+    scene.vllm.fail[step] = refused(step)
+    with pytest.raises(SynclineError):
+        scene.server.sync(None)
+    scene.vllm.is_paused = True
+    with pytest.raises(CommitError, match="paused by somebody else"):
+        scene.server.sync(None)
+    assert scene.vllm.is_paused
+    scene.check()
+
+
+def test_a_pause_that_was_not_answered_and_came_late_is_ended(scene):
+    scene.vllm.fail["pause"] = LOST
+    with pytest.raises(TransportTimeoutError):
+        scene.server.sync(None)
+    scene.vllm.is_paused = True
+    scene.server.sync(None)
+    assert not scene.vllm.is_paused and scene.server.is_serving()
+    scene.check()
+
+
+def start_anew(scene):
+    """Let the vLLM stand as after a start from its checkpoint."""
+    fresh = FakeVllm(scene.base)
+    scene.vllm.sessions, scene.vllm.weights = fresh.sessions, fresh.weights
+    scene.vllm.name = "default"
+
+
+def test_a_version_that_a_vllm_has_lost_is_not_said_to_be_held(scene):
+    start_anew(scene)
+    assert not scene.server.is_serving() and scene.server.held() is None
+
+
+def test_a_version_that_a_vllm_has_lost_is_forgotten_when_nothing_can_be_followed(
+    scene, tmp_path, monkeypatch
+):
+    """With a store that was gone, too, the follower went on saying that it served the version."""
+    start_anew(scene)
+    shutil.move(scene.url, tmp_path / "away")
+    with pytest.raises(SynclineError):
+        scene.server.sync(None)
+    assert scene.server.held() is None
+    shutil.move(tmp_path / "away", scene.url)
+    scene.server.sync(None)
+    assert scene.server.is_serving()
+
+    def dead(*_, **__):
+        raise PeerLostError("nobody listens")
+
+    for name in ("call", "label", "paused"):
+        monkeypatch.setattr(scene.vllm, name, dead)
+    with pytest.raises(PeerLostError):
+        scene.server.sync(None)
+    assert scene.server.held() is None
