@@ -281,6 +281,13 @@ class Outlet(ABC):
         """
 
     @abstractmethod
+    def reset(self) -> None:
+        """Let the next round begin from nothing; harmless when called again.
+
+        For when a member did not take what came: it may have left a round that was over here.
+        """
+
+    @abstractmethod
     def close(self) -> None:
         """Give all memory, ports and files back, and let every member go; harmless when called again."""
 

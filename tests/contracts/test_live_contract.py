@@ -282,6 +282,40 @@ def test_an_error_in_an_engine_ends_the_round_for_the_trainer(path):
             assert np.array_equal(each.result(WAIT_S)[0], bucket(1, 10))
 
 
+def test_after_a_version_that_an_engine_refused_the_next_is_taken(path):
+    """On a collective it was lost, too: the engine had left a group that the trainer kept."""
+    outlet, make = path
+
+    class Refusing(MemoryEngine):
+        is_refusing = False
+
+        def apply(self, records: Any, at: Any) -> None:
+            for _ in records if self.is_refusing else ():
+                raise CodecError("refused at the first record")
+            super().apply(records, at)
+
+    engines = {name: Refusing() for name in ("a", "b")}
+    inlets = joined(outlet, make, *engines)
+    receivers = [Receiver(*each) for each in zip(inlets, engines.values(), strict=True)]
+    publisher = Publisher(MemoryStore(), live=outlet, live_kind="full", live_timeout_s=WAIT_S)
+    model = {"w": np.arange(1000, dtype=np.float32)}
+    with ThreadPoolExecutor() as pool:
+        for version in range(1, 5):
+            engines["a"].is_refusing = version == 2
+            taking = [pool.submit(receiver.sync) for receiver in receivers]
+            delivery = publisher.publish(model).delivery
+            if version == 2:
+                assert "refused at the first record" in delivery.missed["a"]
+                with pytest.raises(CodecError):
+                    taking[0].result(WAIT_S)
+                with pytest.raises(CommitError):
+                    taking[1].result(WAIT_S)
+            else:
+                assert delivery.missed == {}
+                assert [found.result(WAIT_S).version for found in taking] == [version] * 2
+            model["w"][version::3] += 1
+
+
 def test_a_late_engine_is_told_by_its_own_deadline(path):
     outlet, make = path
     (inlet,) = joined(outlet, make, "a")

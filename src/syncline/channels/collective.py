@@ -156,6 +156,7 @@ class CollectiveOutlet(RoundOutlet):
 
     def _abandon(self) -> None:
         self._pending.clear()
+        self._slots = []
         self._members = {}
         group, self._group = self._group, None
         if group is not None:
@@ -275,11 +276,12 @@ class CollectiveInlet(RoundInlet):
 
     def _ask(self) -> None:
         """Take part in the next broadcast, into the buffer whose turn it is."""
+        slots = self._slots  # before the group: another thread that closes takes them after it
         group = self._group
         if group is None or self._groups is None:
             raise PeerLostError(_CLOSED)
         if self._sizes:
-            bucket = self._slots[self._slot % BUFFERS][: self._sizes.popleft()]
+            bucket = slots[self._slot % BUFFERS][: self._sizes.popleft()]
             self._slot += 1
             self._coming.append((self._groups.broadcast(group, bucket, self.timeout_s), bucket))
 
@@ -301,5 +303,6 @@ class CollectiveInlet(RoundInlet):
     def _leave(self) -> None:
         self._coming = deque()
         group, self._group = self._group, None
+        self._slots = []  # broadcasts that are still under way in the old group keep theirs
         if group is not None and self._groups is not None:
             self._groups.end(group)

@@ -27,6 +27,10 @@ class RoundOutlet(Outlet):
             self._abandon()
             raise
 
+    def reset(self) -> None:
+        """Let the next round begin from nothing; see `Outlet.reset`."""
+        self._abandon()
+
     @abstractmethod
     def _open(self, members: Sequence[str], sizes: Sequence[int], timeout_s: float) -> None:
         """Make everything ready for these members and buckets of these sizes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from syncline.abc import Channel
+from syncline.channels.sockets import SocketChannel
 from syncline.errors import PeerLostError, TransportError
 from syncline.format import strict_json
 
@@ -25,11 +26,12 @@ def hear_form(channel: Channel, timeout_s: float, where: str) -> strict_json.Fie
     return strict_json.Fields(value, where, ("form", "round"))
 
 
-def hear_opened(name: str, channel: Channel, number: int, timeout_s: float) -> None:
+def hear_opened(name: str, channel: SocketChannel, number: int, timeout_s: float) -> None:
     """Wait until an engine says that it has opened this round; what it says of earlier ones is dropped.
 
     Raises:
-        PeerLostError, TransportTimeoutError: it is gone, did not, or could not; names it.
+        PeerLostError, TransportTimeoutError: it is gone, did not, or could not; names it, and says why. What it
+            said instead is for whoever asks the channel next.
     """
     deadline_s = time.monotonic() + timeout_s
     where = f"engine {name!r}"
@@ -42,6 +44,7 @@ def hear_opened(name: str, channel: Channel, number: int, timeout_s: float) -> N
         if "opened" in value and value["opened"] == number:
             return
         if "opened" not in value:
-            raise PeerLostError(
-                f"{where} did not open the round: {raw[:300].decode(errors='replace')}"
-            )
+            channel.put_back(raw)
+            told = value.get("error")
+            why = told if isinstance(told, str) else raw[:300].decode(errors="replace")
+            raise PeerLostError(f"{where} did not open the round: {why}")

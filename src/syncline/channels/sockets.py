@@ -121,6 +121,12 @@ class SocketChannel(Channel):
             self._fds += fds
             return message
 
+    def put_back(self, message: bytes) -> None:
+        """Let a message that was received, and is for somebody else, be the next one that comes."""
+        with self._changed:
+            self._messages.appendleft((message, []))
+            self._changed.notify_all()
+
     def take_fds(self) -> list[int]:
         """Return the files that came with the messages received so far; the caller closes them."""
         with self._changed:

@@ -96,7 +96,10 @@ class Courier:
                 is_over = attempt.run(goods, members, self._kinds, self._bucket_bytes, phases)
             except BaseException as error:
                 attempt.give_up(error)
+                self._outlet.reset()
                 raise
+            if attempt.lost or attempt.refused:
+                self._outlet.reset()
             lost |= attempt.lost
             committed += attempt.committed
             served.update(attempt.served)
