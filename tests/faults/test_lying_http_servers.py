@@ -337,6 +337,19 @@ def test_a_name_that_is_never_resolved_ends_by_the_deadline(monkeypatch):
     gone.set()
 
 
+def test_a_name_is_not_asked_for_where_no_thread_starts(monkeypatch):
+    real = threading.Thread.start
+
+    def start(thread):
+        if thread.name == "syncline-resolve":
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(TransportError, match=r"address of 'a\.name'.*can't start new thread"):
+        ask("http://a.name")
+
+
 def test_a_name_that_nobody_has(monkeypatch):
     def getaddrinfo(*arguments, **options):
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")

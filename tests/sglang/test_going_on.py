@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from sglang_scenes import Scene, build
-from syncline.errors import CommitError, OutcomeUnknownError, SynclineError, TornUpdateError
+from syncline.errors import (
+    CommitError,
+    ConfigError,
+    LayoutError,
+    OutcomeUnknownError,
+    SynclineError,
+    TornUpdateError,
+)
 from syncline.sglang.commit import CommitOptions
 
 HASTY = CommitOptions(step_timeout_s=0.5, load_timeout_s=5.0)
@@ -127,4 +134,41 @@ def test_a_late_pause_is_not_waited_for_when_a_later_one_was_answered(
         scene.fake.calls.clear()
         scene.follower.is_serving()
         assert scene.fake.is_paused and "/continue_generation" not in scene.fake.calls
+        scene.follower.close()
+
+
+@pytest.mark.parametrize(
+    "about",
+    [{"hicache_storage_backend": "file"}, {"enable_lmcache": True}, {"enable_flexkv": True}],
+)
+def test_a_server_whose_keys_and_values_outlive_a_flush_is_refused(
+    tmp_path: Path, about: dict[str, Any]
+) -> None:
+    scene = build(tmp_path, "0.5.23", about=about)
+    with scene.fake:
+        with pytest.raises(ConfigError, match=rf"{next(iter(about))}.*old weights"):
+            scene.follower.sync()
+        assert "/pause_generation" not in scene.fake.calls
+        scene.fake.about.update(
+            hicache_storage_backend=None, enable_lmcache=False, enable_flexkv=False
+        )
+        scene.follower.sync()
+        scene.check(1)
+        scene.follower.close()
+
+
+def test_a_follower_with_another_staging_directory_is_told_which_one_to_use(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    scene = build(tmp_path, "0.5.23", loader=False)
+    with scene.fake:
+        scene.follower.sync()
+        scene.train(rng)
+        scene.follower.sync()
+        elsewhere = scene.another(staging=tmp_path / "elsewhere")
+        with pytest.raises(LayoutError, match=f"follow it with .*{tmp_path / 'staging'}"):
+            elsewhere.sync()
+        assert not scene.fake.is_paused
+        scene.another(staging=tmp_path / "staging").sync()
+        scene.check(2)
         scene.follower.close()

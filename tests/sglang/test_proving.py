@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from sglang_scenes import Scene, build
 from syncline.engines import CheckpointDir
 from syncline.errors import CommitError, SynclineError, TornUpdateError, VerifyError
 from syncline.sglang import mirror, partial
+from syncline.sglang.commit import CommitOptions
 from syncline.sglang.proved import Proved, prints
 
 SUCCESS = {"success": True, "message": "Success"}
@@ -350,3 +353,64 @@ def test_partial_directories_are_whole(scene: Scene, tmp_path: Path) -> None:
     partial.write(tmp_path / "part", metas, names[:1], checkpoint.view, tmp_path / "model")
     with pytest.raises(VerifyError, match="do not hold the bits"):
         Proved(tmp_path / "part", {name: prints(held)[name] for name in names})
+
+
+def test_a_whole_load_reads_the_directory_once_in_the_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it is loaded twice, to see that the server loads at all."""
+    scene = build(tmp_path, "0.5.23", loader=False)
+    read: list[bool] = []
+    prove = Proved._prove
+
+    def counted(self: Proved) -> None:
+        read.append(scene.fake.is_paused)
+        prove(self)
+
+    monkeypatch.setattr(Proved, "_prove", counted)
+    with scene.fake:
+        scene.follower.sync()
+        assert scene.fake.calls.count("/update_weights_from_disk") == 3
+        assert read == [False, True]
+        scene.follower.close()
+
+
+def test_an_update_whose_proof_cannot_be_noted_has_succeeded(
+    scene: Scene, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    scene.train(rng)
+    with monkeypatch.context() as patch:
+        patch.setattr("syncline.sglang.proof.durable", SimpleNamespace(replace=full))
+        done = scene.follower.sync()
+    assert done is not None and done.label == "2"
+    scene.check(2)
+    assert scene.follower.is_serving()
+    done = scene.another().sync()  # it knows nothing of the server
+    assert done is not None and done.route == "from disk"
+
+
+@pytest.mark.parametrize("how", ["repaired", "not to be proved"])
+def test_checksums_that_nobody_wants_are_not_asked_for(scene: Scene, how: str) -> None:
+    heir = scene.another(options=CommitOptions(proves=how == "repaired"))
+    scene.fake.calls.clear()
+    heir.sync(repair=how == "repaired")
+    asked_at = [at for at, call in enumerate(scene.fake.calls) if call == "/weights_checker"]
+    assert all(at > scene.fake.calls.index("/pause_generation") for at in asked_at)
+    assert bool(asked_at) == (how == "repaired")
+    scene.check(1)
+
+
+def test_a_file_that_no_weights_are_read_from_may_change_during_a_load(
+    scene: Scene, tmp_path: Path
+) -> None:
+    note = tmp_path / "model" / "README.md"
+
+    def reached(step: str) -> None:
+        note.write_text(step)
+
+    follower = scene.another(reached=reached)
+    follower.sync(repair=True)
+    scene.check(1)

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -180,3 +181,15 @@ def test_torn_weights_of_a_server_that_pulls_do_not_go_on(
     assert scene.fake.is_paused and scene.server.held() is None
     scene.server.sync()
     scene.check(version)
+
+
+@pytest.mark.parametrize(
+    "about", [{"dp_size": 2}, {"speculative_algorithm": "EAGLE"}, {"enable_lmcache": True}]
+)
+def test_a_server_of_a_kind_that_cannot_be_kept_exact_is_not_told_to_pull(
+    scene: Scene, about: dict[str, Any]
+) -> None:
+    scene.fake.about.update(about)
+    with pytest.raises(ConfigError):
+        scene.server.sync()
+    assert not {"/pull_weights", "/pause_generation"} & {*scene.fake.calls}

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import http
 import json
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike
@@ -25,7 +26,6 @@ from syncline.errors import (
     ConfigError,
     EndpointError,
     MovedOnError,
-    SynclineError,
     TransportError,
     TransportTimeoutError,
 )
@@ -38,6 +38,7 @@ _SHOWN = 300
 _LIMIT_BYTES = 1 << 20
 _META_BYTES = 1 << 10
 _TAKE_BACK_S = 5.0
+_UNDER_WAY_S = 2.0
 _IN_PLACE = Path("/dev/shm")  # noqa: S108 - where checkpoint-engine takes files apart
 
 
@@ -90,12 +91,13 @@ class CheckpointEngine:
         """Register the version of a checkpoint directory with all servers and let them update their engines.
 
         The version is registered once under a name made of its digest, so that no version is ever taken for
-        another; earlier ones stay until `forget`. After an error nothing of it stays registered where a server
-        still answers.
+        another; earlier ones stay until `forget`. After an error, and after Ctrl-C, nothing of it stays registered
+        where a server still answers.
 
         Args:
             directory: of a `CheckpointDir` at a version.
-            timeout_s: everything included, but for at most 5 s in which what was registered is taken back.
+            timeout_s: everything included, but for at most 5 s in which what was registered is taken back; after
+                Ctrl-C up to 2 s before that, in which what is under way may end.
             engines: who the servers ask to take part; together they have every rank that does, each once. Empty:
                 something else asks them meanwhile.
             ranks: empty: broadcast to all; else the ranks that read peer-to-peer, which needs Mooncake there.
@@ -129,10 +131,10 @@ class CheckpointEngine:
             self._all("POST", f"/v1/checkpoints/{name}/gather-metas", None, deadline_s)
             self._require_gathered(tensors, deadline_s)
             self._update(name, calls, ranks, deadline_s)
-        except SynclineError:
+            self._registered.add(name)
+        except BaseException:  # Ctrl-C, too: nobody else knows what to take back
             self._take_back(name)
             raise
-        self._registered.add(name)
         return HandOver(name, held.version, shares)
 
     def forget(self, name: str, *, timeout_s: float) -> None:
@@ -207,19 +209,30 @@ class CheckpointEngine:
         Args:
             body: by rank.
         """
+        begin, is_off = threading.Event(), threading.Event()
+
+        def ask(rank: int, path: str) -> bytes:
+            begin.wait()  # until all can be waited for
+            if is_off.is_set():
+                return b""
+            return _ask(path, method, route, None if body is None else body(rank), deadline_s)
+
+        asked: list[Future[bytes]] = []
         pool = ThreadPoolExecutor(len(self._sockets), thread_name_prefix="syncline-ce")
         try:
-            asked = [
-                pool.submit(
-                    _ask, path, method, route, None if body is None else body(rank), deadline_s
-                )
-                for rank, path in enumerate(self._sockets)
-            ]
+            asked = [pool.submit(ask, rank, path) for rank, path in enumerate(self._sockets)]
+            begin.set()
             wait(asked)
-            for future in asked:
-                future.result()
+        except BaseException:
+            is_off.set()
+            begin.set()
+            # A server that is still at it may register what is taken back before it is done.
+            wait(asked, _UNDER_WAY_S)
+            raise
         finally:
             pool.shutdown(wait=False)
+        for future in asked:
+            future.result()
 
 
 def _deadline(timeout_s: float) -> float:

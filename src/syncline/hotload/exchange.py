@@ -258,7 +258,10 @@ def _resolved(host: str, port: int, wait: Wait) -> list[Any]:
             found.put(error)
 
     left_s = wait.left_s()
-    threading.Thread(target=resolve, name="syncline-resolve", daemon=True).start()
+    try:
+        threading.Thread(target=resolve, name="syncline-resolve", daemon=True).start()
+    except RuntimeError as error:
+        raise TransportError(f"the address of {host!r} could not be asked for: {error}") from error
     try:
         places = found.get(timeout=left_s)
     except Empty:

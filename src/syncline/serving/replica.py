@@ -227,17 +227,26 @@ class Replica:
 
     def _has_work(self) -> bool:
         """Tell whether an unasked load is due: the store has moved on, or the engine lost what it had."""
-        if self._engine.is_serving():
+        if self._is_serving():
             return self._has_head_moved()
         with self._changed:
             self._served, self._error = None, "the engine does not answer, or was started anew"
         return True
 
+    def _is_serving(self) -> bool:
+        try:
+            return self._engine.is_serving()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the thread lives on, and the replica is not ready
+            _log.warning(
+                "replica %s: the engine could not be asked: %s", self.name, error, exc_info=error
+            )
+            return False
+
     def _has_head_moved(self) -> bool:
         """Tell whether the store names another current version than when it was last loaded."""
         try:
             return self._error is not None or read_head(self._store) != self._head
-        except (SynclineError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - the same
             _log.warning("replica %s: the store could not be read: %s", self.name, error)
             return False
 

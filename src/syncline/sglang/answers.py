@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from syncline.errors import FormatError
+from syncline.errors import ConfigError, FormatError
 from syncline.format import strict_json
 
 MOST_RANKS = 4096
@@ -16,6 +16,7 @@ LIMIT_BYTES = 64 << 20
 """Longest answer that is read: checksums of some hundred thousand parameters."""
 
 _OF_A_START = ("port", "random_seed", "nccl_port", "startup_time", "launch_command")
+_CACHES = ("hicache_storage_backend", "enable_lmcache", "enable_flexkv")
 _CHECKSUM = re.compile(r"[0-9a-f]+")
 
 
@@ -32,6 +33,7 @@ class Server:
         draft: what speculates, None if nothing does.
         loaders: import paths that `--custom-weight-loader` allows.
         start: what tells one start of a server from the next, as far as this release says it.
+        caches: settings of the server by which keys and values outlive a flush of its cache.
         moves_experts: it balances experts between ranks by itself, so that its checksums change with no update.
     """
 
@@ -44,7 +46,31 @@ class Server:
     draft: str | None
     loaders: tuple[str, ...]
     start: str
+    caches: tuple[str, ...]
     moves_experts: bool
+
+    def check_served(self) -> None:
+        """Check that this kind of server can be kept exact.
+
+        Raises:
+            ConfigError: it has a draft model, several copies or stages of the model, or a cache that outlives
+                an update.
+        """
+        if self.draft is not None:
+            raise ConfigError(
+                f"the server speculates with {self.draft}: its draft model would stay behind; start it without"
+            )
+        if self.replicas > 1 or self.stages > 1:
+            raise ConfigError(
+                f"the server has {self.replicas} data-parallel copies and {self.stages} pipeline stages, of which "
+                "SGLang's own routes reach one; run one server for each copy"
+            )
+        if self.caches:
+            raise ConfigError(
+                f"the server keeps keys and values in a store of their own ({', '.join(self.caches)}), which a flush "
+                "of its cache does not empty and which does not know weights apart: it would answer from old "
+                "weights; start it without"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +109,7 @@ def server(server_info: bytes, model_info: bytes) -> Server:
         draft,
         tuple(str(loader) for loader in listed),
         json.dumps([about.get(key) for key in _OF_A_START], sort_keys=True),
+        tuple(name for name in _CACHES if about.get(name) not in (None, False)),
         about.get("enable_eplb", False) is not False or about.get("elastic_ep_backend") is not None,
     )
 

@@ -191,6 +191,9 @@ class FromBroadcast:
             self._begun.append(bucket)
             _send(group, bucket, flat, timeout_s)
 
+    def check(self) -> None:
+        """See `Change.check`: every bucket was proved where it lay when it was sent."""
+
     def undo(self, control: SglangHttp, timeout_s: float) -> None:
         """Broadcast every bucket as it was, of those that may have arrived; see `Change.undo`."""
         if not self._begun:

@@ -179,6 +179,9 @@ class FromMemory:
         for bucket in self._buckets:
             self._send(bucket, self._new, control, timeout_s)
 
+    def check(self) -> None:
+        """See `Change.check`: every bucket was proved where it lay when it was sent."""
+
     def undo(self, control: SglangHttp, timeout_s: float) -> None:
         """Send every bucket as it was, of those that may have arrived; see `Change.undo`."""
         try:

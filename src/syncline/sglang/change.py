@@ -49,6 +49,13 @@ class Change(Protocol):
             SynclineError: it failed; `undo` tells what that means.
         """
 
+    def check(self) -> None:
+        """Check that what the server read was what it was to read, once it has read for the last time.
+
+        Raises:
+            VerifyError: it may have been something else.
+        """
+
     def undo(self, control: SglangHttp, timeout_s: float) -> None:
         """Put the old weights back; nothing to do if `send` had not begun to write.
 
@@ -109,6 +116,9 @@ class InPlace:
         check_held(answers)
         self.has_begun = True
         self.written = sum(answer.written for answer in self._order("apply", control, timeout_s))
+
+    def check(self) -> None:
+        """See `Change.check`: the ranks have checked what they read."""
 
     def undo(self, control: SglangHttp, timeout_s: float) -> None:
         """Let all ranks put back what they wrote; see `Change.undo`."""
@@ -177,6 +187,10 @@ class FromDirectory:
         """Load the new ones; see `Change.send`."""
         self.has_begun = True
         control.load_directory(str(self._new.path), timeout_s)
+        self._new.look()
+
+    def check(self) -> None:
+        """Read the directory once more; see `Change.check`."""
         self._new.check()
 
     def undo(self, control: SglangHttp, timeout_s: float) -> None:

@@ -158,6 +158,7 @@ class Commit:
             sent_s = time.monotonic()
             change.send(control, self._options.load_timeout_s)
             self._try_again(change)
+            change.check()
             send_s = time.monotonic() - sent_s
             self._reached("sent")
             self._close()

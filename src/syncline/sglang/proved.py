@@ -17,6 +17,9 @@ from syncline.sync.fingerprints import fingerprints
 from syncline.types import Fingerprint
 from syncline.version import HeldVersion
 
+_READ = (".safetensors", ".safetensors.index.json")
+"""How the files are named that SGLang reads weights from."""
+
 Prints = Mapping[str, Fingerprint]
 
 
@@ -29,8 +32,15 @@ class Loadable(Protocol):
 
     path: Path
 
+    def look(self) -> None:
+        """Check that nobody has written there since it was proved, by what the system says of the files.
+
+        Raises:
+            VerifyError: somebody has.
+        """
+
     def check(self) -> None:
-        """Check that what the server has read was what it was to read.
+        """Check that what the server has read was what it was to read: `look`, and every bit.
 
         Raises:
             VerifyError: it may have been something else.
@@ -53,8 +63,8 @@ class Proved:
         self._stamps = _stamps(path)
         self._prove()
 
-    def check(self) -> None:
-        """See `Loadable.check`."""
+    def look(self) -> None:
+        """See `Loadable.look`."""
         found = _stamps(self.path)
         if found != self._stamps:
             changed = sorted(name for name, _ in set(found) ^ set(self._stamps))
@@ -62,6 +72,10 @@ class Proved:
                 f"{self.path}: {listed(list(dict.fromkeys(changed)))} changed while the server loaded it; "
                 "nobody else may write there"
             )
+
+    def check(self) -> None:
+        """See `Loadable.check`."""
+        self.look()
         self._prove()
 
     def _prove(self) -> None:
@@ -87,6 +101,9 @@ class Unseen:
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    def look(self) -> None:
+        """See `Loadable.look`: it cannot be looked at from here."""
+
     def check(self) -> None:
         """See `Loadable.check`: it cannot be looked at from here."""
 
@@ -97,13 +114,13 @@ def prints(held: HeldVersion) -> Prints:
 
 
 def _stamps(path: Path) -> list[tuple[str, tuple[int, ...]]]:
-    """Return what the system says of every file, and of the directory itself, which may be a link."""
+    """Return what the system says of every file that weights are read from, and of the directory itself, which may be a link."""
     with failing(f"look at {path}"):
         where = path.stat()
         found: list[tuple[str, tuple[int, ...]]] = [(str(path), (where.st_dev, where.st_ino))]
         with os.scandir(path) as entries:
             for entry in sorted(entries, key=lambda entry: entry.name):
-                if entry.is_file():
+                if entry.name.endswith(_READ) and entry.is_file():
                     at = entry.stat()
                     times = (at.st_mtime_ns, at.st_ctime_ns)
                     found.append((entry.name, (at.st_dev, at.st_ino, at.st_size, *times)))

@@ -65,7 +65,7 @@ class PullingServer:
         """Bring the server to a version, by default the store's current one; see `server.SglangServer.sync`.
 
         Raises:
-            ConfigError: the server cannot pull.
+            ConfigError: the server cannot pull, or is of a kind that `SglangServer` refuses, too.
             BaseVersionError: an older version than the one it has: a local checkpoint goes forward alone.
         """
         with as_commit_error("the update failed, and the server serves what it served"):
@@ -75,6 +75,7 @@ class PullingServer:
         step_s, load_s = self._options.step_timeout_s, self._options.load_timeout_s
         about = self._control.server(step_s)
         rules = self._control.rules(about.version, step_s)
+        about.check_served()
         if self._owner.claim(about.start) or about.start != self._start:
             self._is_torn &= about.start == self._start
             self._held, self._start = None, about.start

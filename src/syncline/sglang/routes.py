@@ -163,6 +163,12 @@ def _check_names(lack: Lack, mirror: Mirror) -> None:
         found = CheckpointFiles(loaded).metas()
     # A path that is none is a ValueError, one that leads in a circle a RuntimeError.
     except (SynclineError, OSError, ValueError, RuntimeError) as error:
+        if loaded.name in _DIRECTORIES and not loaded.exists():
+            raise LayoutError(
+                f"the server was last loaded from {loaded}, by a follower with the staging directory {loaded.parent}: "
+                f"found {lack.staging}, so it is not known whether its tensors are those of {mirror.path}; "
+                f"follow it with --staging {loaded.parent}, or start the server anew from the checkpoint"
+            ) from error
         raise LayoutError(
             f"the server was loaded from {loaded}, which cannot be read here ({error}), so it is not known "
             f"whether its tensors are those of {mirror.path}; start it from that directory"

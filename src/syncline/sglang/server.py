@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 from syncline.abc import Observe, Store
 from syncline.engines import CheckpointDir
 from syncline.errors import (
+    CommitError,
     ConfigError,
     LayoutError,
     OutcomeUnknownError,
@@ -17,7 +19,7 @@ from syncline.errors import (
     VerifyError,
 )
 from syncline.sglang import proof
-from syncline.sglang.answers import Server
+from syncline.sglang.answers import Checksums, Server
 from syncline.sglang.broadcast import Group
 from syncline.sglang.change import Change, InPlace
 from syncline.sglang.commit import Commit, CommitOptions, Committed
@@ -26,7 +28,6 @@ from syncline.sglang.mirror import Mirror
 from syncline.sglang.proof import Proof
 from syncline.sglang.routes import ROUTES, Lack, Route, change_of, tidy
 from syncline.sglang.standing import end_late_pause, goes_on, may_go_on, standing_of
-from syncline.sglang.versions import Rules
 from syncline.sync import AppliedVersion, Receiver
 from syncline.sync.accounting import Moved
 from syncline.sync.named import is_named
@@ -34,6 +35,7 @@ from syncline.sync.ours import as_commit_error
 from syncline.sync.owner import Owner
 from syncline.version import HeldVersion
 
+_log = logging.getLogger(__name__)
 _NOT_TAKEN_BACK = (TornUpdateError, OutcomeUnknownError)
 
 
@@ -116,10 +118,12 @@ class SglangServer:
         step_s = self._options.step_timeout_s
         about = self._control.server(step_s)
         rules = self._control.rules(about.version, step_s)
-        _check_served(about)
+        about.check_served()
         if self._owner.claim(about.start):
             self._doubt()
-        self._recognise(rules, about)
+        self._look(about)
+        if not repair and self._options.proves and rules.has_checksums:
+            self._recognise(about)
         if self._held is not None and end_late_pause(
             self._control, self._held, may_pause_late=self._may_pause_late, timeout_s=step_s
         ):
@@ -159,14 +163,10 @@ class SglangServer:
             tidy(self._staging)
         self._changed = len(self._mirror.changed)
         self._dense = len(change.dense) if isinstance(change, InPlace) else self._changed
-        self._last = _told(done, pulled.moved)
-        self._held, self._is_torn = target, False
         # A pause and its end were answered after it: where nothing more can be seen, it is not waited for.
         self._may_pause_late &= was_paused is not None
-        self._mirror.settle(target)
-        self._checksum = None if self._last.checksums is None else self._last.checksums.engine
-        if self._checksum is not None:
-            proof.write(self._staging, Proof(target.sha256, self._checksum))
+        self._settle(target, done.checksums)
+        self._last = _told(done, pulled.moved)
         return self._last
 
     def held(self) -> HeldVersion | None:
@@ -202,15 +202,18 @@ class SglangServer:
             "syncline_dense_tensors": float(self._dense),
         }
 
-    def _recognise(self, rules: Rules, about: Server) -> None:
-        """Find out whether a server that nothing is known of holds the checkpoint's version."""
+    def _look(self, about: Server) -> None:
+        """See whether the server is the one that was brought to a version, and names it."""
         is_same = about.start == self._start
         self._start = about.start
         self._is_torn &= is_same
         if self._held is not None and not (is_same and about.label == str(self._held.version)):
             self._doubt()
+
+    def _recognise(self, about: Server) -> None:
+        """Find out by its checksums whether a server that nothing is known of holds the checkpoint's version."""
         known, held = proof.read(self._staging), self._mirror.held()
-        if self._held is not None or known is None or held is None or not rules.has_checksums:
+        if self._held is not None or known is None or held is None:
             return
         if known.sha256 != held.sha256:
             return
@@ -222,6 +225,18 @@ class SglangServer:
         self._control.resume(self._options.step_timeout_s)  # whoever paused it may have died
         self._held, self._checksum, self._is_torn = held, known.checksum, False
         self._mirror.settle(held)
+
+    def _settle(self, target: HeldVersion, found: Checksums | None) -> None:
+        """Note what the server took; where that cannot be written, a restarted follower loads it again."""
+        self._held, self._is_torn = target, False
+        self._mirror.settle(target)
+        self._checksum = None if found is None else found.engine
+        if self._checksum is None:
+            return
+        try:
+            proof.write(self._staging, Proof(target.sha256, self._checksum))
+        except CommitError as error:
+            _log.warning("syncline: %s", error)
 
     def _pull(self, version: int | None, *, repair: bool) -> AppliedVersion:
         """Bring the checkpoint to a version; what the server lacks of it is kept."""
@@ -295,20 +310,3 @@ def _told(done: Committed, pulled: Moved | None) -> Committed:
         return done
     more = {"reload": done.send_s, "flush": done.flush_s}
     return replace(done, moved=pulled.and_then(more, done.pause_s))
-
-
-def _check_served(about: Server) -> None:
-    """Check that this kind of server can be kept exact.
-
-    Raises:
-        ConfigError: it has a draft model, or several copies or stages of the model.
-    """
-    if about.draft is not None:
-        raise ConfigError(
-            f"the server speculates with {about.draft}: its draft model would stay behind; start it without"
-        )
-    if about.replicas > 1 or about.stages > 1:
-        raise ConfigError(
-            f"the server has {about.replicas} data-parallel copies and {about.stages} pipeline stages, of which "
-            "SGLang's own routes reach one; run one server for each copy"
-        )

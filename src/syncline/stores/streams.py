@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -30,7 +31,8 @@ class Width:
     """How many requests to keep under way: more as long as that moves at least a tenth more.
 
     One instance belongs to one store and one direction, so that what one object taught serves the next. A
-    service that is slow to begin each answer, or a link that one request fills, keeps it at one.
+    service that is slow to begin each answer, or a link that one request fills, keeps it at one. Several threads
+    may share it.
 
     Args:
         choices: numbers of requests, rising.
@@ -52,6 +54,7 @@ class Width:
         self._clock = clock
         self._best_bytes_per_s = 0.0
         self._is_settled = False
+        self._alone = threading.Lock()
         self._restart(0.0)
 
     @property
@@ -61,10 +64,15 @@ class Width:
 
     def begin(self) -> None:
         """Measure from here on: before this the link was idle."""
-        self._restart(self._clock())
+        with self._alone:
+            self._restart(self._clock())
 
     def moved(self, nbytes: int) -> None:
         """Note that so many bytes came, or went; may change `streams`."""
+        with self._alone:
+            self._count(nbytes)
+
+    def _count(self, nbytes: int) -> None:
         self._bytes += nbytes
         if self._is_settled or self._bytes < TRIAL_BYTES:
             return

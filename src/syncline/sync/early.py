@@ -27,7 +27,8 @@ class EarlyPart(PassingStore):
     Args:
         held: version from which somebody goes on; None: nothing is asked for.
 
-    Memory: twice the first part of `held` and 1 MiB, at most 65 MiB.
+    Memory: twice the first part of `held` and 1 MiB, at most 65 MiB. A part that is larger than this comes from the
+    store in pieces, from its start.
     """
 
     def __init__(self, store: Store, held: HeldVersion | None) -> None:
@@ -71,6 +72,8 @@ class EarlyPart(PassingStore):
     def pieces(self, key: str, size_bytes: int) -> Iterator[bytes]:
         """Yield the object in order; see `Store.pieces`. The early one is there once."""
         start = 0
+        if key == self._key and size_bytes > self._limit_bytes:
+            self.stop()  # its rest may be gigabytes, and would come at once
         if key == self._key and self._is_wanted:
             for chunk in self._came():
                 yield chunk[: size_bytes - start]

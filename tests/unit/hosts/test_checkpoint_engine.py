@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import http.server
 import json
+import signal
 import socketserver
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,7 @@ class Job:
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size)
         self.stuck = threading.Event()
+        self.has_registered = threading.Event()
         self.asked: list[tuple[int, str, str, object]] = []
         self.held: list[dict[str, list[str]]] = [{} for _ in range(size)]
         self.engines: list[dict[str, bytes]] = [{} for _ in range(size)]
@@ -77,6 +80,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         kind = job.fails.get((rank, what))
         if kind == "hang":
             job.stuck.wait(60)
+        if kind == "interrupt":
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            time.sleep(0.2)  # and go on with it
         if kind == "500":
             return self.answer(500, '"on purpose"')
         name = self.path.split("/")[3] if self.path.count("/") > 2 else ""
@@ -85,6 +91,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 del job.held[rank][name]  # as 0.4.2 does
                 return self.answer(500, '"already registered"')
             job.held[rank][name] = body["files"]
+            if kind == "interrupt":
+                job.has_registered.set()
         elif self.command == "DELETE":
             job.held[rank].pop(name, None)
         elif what == "metas":
@@ -125,6 +133,7 @@ def job(tmp_path):
     job.sockets = [str(tmp_path / f"{rank}.sock") for rank in range(2)]
     yield job
     job.stuck.set()
+    job.barrier.abort()  # where another was never asked
     for server in servers:
         server.shutdown()
         server.server_close()
@@ -276,6 +285,31 @@ def test_a_server_that_refuses_is_named_and_the_others_take_it_back(job, pulled)
     assert job.held == [{}, {}]
     job.fails.clear()
     CheckpointEngine(job.sockets).hand_over(pulled[1], timeout_s=30)
+
+
+@pytest.fixture
+def ctrl_c():
+    """Let SIGINT raise `KeyboardInterrupt`, also where the tests run in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("at", ["files", "gather-metas", "metas", "update"])
+def test_after_ctrl_c_nothing_stays_registered(job, pulled, ctrl_c, at):
+    job.fails[0, at] = "interrupt"
+    with pytest.raises(KeyboardInterrupt):
+        CheckpointEngine(job.sockets).hand_over(pulled[1], timeout_s=30)
+    assert at != "files" or job.has_registered.wait(10)
+    assert job.held == [{}, {}]
+
+
+def test_ctrl_c_is_heard_where_a_server_hangs(job, pulled, ctrl_c, monkeypatch):
+    monkeypatch.setattr("syncline.hosts.checkpoint_engine._UNDER_WAY_S", 0.1)
+    job.fails |= {(0, "update"): "interrupt", (1, "update"): "hang"}
+    with pytest.raises(KeyboardInterrupt):
+        CheckpointEngine(job.sockets).hand_over(pulled[1], timeout_s=30)
+    assert job.held == [{}, {}]
 
 
 def test_an_update_that_hangs_ends_by_the_deadline(job, pulled):

@@ -84,6 +84,30 @@ def test_a_failure_is_the_reason_and_counted_and_tried_again(followed):
     assert figures["syncline_version"] == 2
 
 
+def test_an_engine_that_raises_when_it_is_looked_at_is_not_serving(followed, monkeypatch):
+    """The replica's thread ended, and went on being ready with the version of then."""
+    _, replica, publisher, base = followed
+    server = replica._engine
+    is_broken = True
+
+    def is_serving():
+        if is_broken:
+            raise RuntimeError("on purpose")
+        return VllmServer.is_serving(server)
+
+    def sync(version, *, repair=False):
+        raise RuntimeError("on purpose, too")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server, "sync", sync)
+        patch.setattr(server, "is_serving", is_serving)
+        wait_for(lambda: not replica.status().readiness)
+        assert replica._thread.is_alive()
+    is_broken = False
+    publisher.publish(changed(base, 2))
+    wait_for(lambda: at(replica, 2))
+
+
 def test_metrics_are_prometheus_text(followed):
     _, replica, _, _ = followed
     lines = text([replica]).splitlines()

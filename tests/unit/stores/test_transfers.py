@@ -43,6 +43,27 @@ def test_as_many_streams_as_the_link_rewards(pay: int, expected: int) -> None:
     assert width.streams == expected
 
 
+def test_threads_that_share_a_width_never_ask_for_fewer_streams_than_one() -> None:
+    """Both measure that four are no faster than one; only one of them takes it back."""
+    now, others = [0.0], []
+
+    def clock() -> float:
+        now[0] += 1.0
+        if now[0] == 3.0:
+            others.append(threading.Thread(target=width.moved, args=(TRIAL_BYTES,)))
+            others[0].start()
+            others[0].join(0.2)  # it is through by then, or waits for its turn
+        return now[0]
+
+    width = Width(GET_STREAMS, clock=clock)
+    width.begin()
+    width.moved(TRIAL_BYTES)
+    assert width.streams == 4
+    width.moved(TRIAL_BYTES)
+    others[0].join()
+    assert width.streams == 1
+
+
 def test_pieces_under_way_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SYNCLINE_THREADS", "4")
     lock, at_once, most = threading.Lock(), 0, 0
