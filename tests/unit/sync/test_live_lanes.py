@@ -43,7 +43,7 @@ class Noting(MemoryInlet):
 )
 def test_a_lane_is_ended_before_the_next_bucket_of_another_is_asked_for(sources, asked):
     notes: list[str] = []
-    lanes = Lanes(Noting("a", notes, Noting("b", notes)), ["there"], sources)
+    lanes = Lanes(Noting("a", notes, Noting("b", notes)), ["there"], sources, 1.0)
     for number, _ in enumerate(lanes.buckets([8] * len(sources)), 1):
         assert len([note for note in notes if "ends" not in note]) == number
     assert notes == asked

@@ -206,7 +206,7 @@ def test_what_belongs_to_an_attempt_that_was_given_up_is_dropped():
     one, other = MemoryChannel.pair()
     messages.send(one, messages.VOTE, 1, {"error": "late", "is_own": False})
     one.send(json.dumps({"opened": 3}).encode())
-    load = {"kind": "full", "files": [], "lanes": [], "sources": []}
+    load = {"kind": "full", "files": [], "lanes": [], "sources": [], "join_ms": 500}
     messages.send(one, messages.LOAD, 1, load, [b"raw bytes", b"{"])
     messages.send(one, messages.VOTE, 2, {"error": None, "is_own": False})
     found = messages.receive(other, (messages.VOTE,), 2, WAIT_S)

@@ -247,6 +247,8 @@ class _Attempt:
                 for path, raw in sorted(files.items())
             ],
             "lanes": list(goods.sender.lanes),
+            # Who cannot join a rank is to say so while this side still listens.
+            "join_ms": max(1, round(500 * self._timeout_s)),
             "sources": [
                 source
                 for source, each in zip(sources, cargo.buckets, strict=True)

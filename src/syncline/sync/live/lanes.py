@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -23,13 +24,17 @@ class Lanes:
         inlet: to the rank that leads.
         addresses: of the further ranks.
         sources: by which lane each bucket comes: 0 for the leader, else the place in `addresses`, from 1.
+        join_s: how long it may take to join all of them.
 
     Raises:
         FormatError: a bucket is said to come from a rank that is not there.
         PeerLostError, TransportTimeoutError: a rank cannot be joined; names it.
     """
 
-    def __init__(self, inlet: Inlet, addresses: Sequence[str], sources: Sequence[int]) -> None:
+    def __init__(
+        self, inlet: Inlet, addresses: Sequence[str], sources: Sequence[int], join_s: float
+    ) -> None:
+        deadline_s = time.monotonic() + join_s
         self._sources = sources
         self._is_alone = not addresses
         self._inlets: dict[int, Inlet] = {}
@@ -40,7 +45,8 @@ class Lanes:
                 )
             with self._naming(source):
                 self._inlets[source] = inlet if source == 0 else inlet.lane(addresses[source - 1])
-                self._inlets[source].channel()
+                if source:
+                    _join(self._inlets[source], deadline_s)
 
     def buckets(self, sizes: Sequence[int]) -> Generator[Bits | DeviceBits, None, None]:
         """Take part in the rounds of all ranks; as `Inlet.buckets`, but opened with the first bucket.
@@ -99,15 +105,28 @@ class Lanes:
             raise PeerLostError(f"trainer rank {source}: {error}") from error
 
 
+def _join(lane: Inlet, deadline_s: float) -> None:
+    """Join a rank by then, however long everything else may take."""
+    left_s = deadline_s - time.monotonic()
+    if left_s <= 0:
+        raise TransportTimeoutError("no time was left to join it; the ranks before took it all")
+    whole_s, lane.timeout_s = lane.timeout_s, min(lane.timeout_s, left_s)
+    try:
+        lane.channel()
+    finally:
+        lane.timeout_s = whole_s
+
+
 def lanes_of(fields: strict_json.Fields, inlet: Inlet, count: int) -> Lanes:
     """Return what a load says of who sends its `count` buckets."""
     addresses = [str(address) for address in fields.items("lanes")]
     rows = fields.items("sources")
+    join_s = fields.integer("join_ms", minimum=1) / 1000
     if not addresses and not rows:
-        return Lanes(inlet, (), [0] * count)
+        return Lanes(inlet, (), [0] * count, join_s)
     if len(rows) != count:
         raise FormatError(
             f"a load: sources must be {count}, one for each bucket, found {len(rows)}"
         )
     sources = [strict_json.integer(row, "a load: sources") for row in rows]
-    return Lanes(inlet, addresses, sources)
+    return Lanes(inlet, addresses, sources, join_s)

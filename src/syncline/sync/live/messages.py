@@ -4,7 +4,8 @@
     offer   which version, its manifest  ->
                                          <-   answer   what it needs: nothing, delta, full
     load    what is in the buckets, and  ->
-            which trainer rank sends each
+            which trainer rank sends each,
+            and how long joining may take
                                          <-   ready    that is what the version has
             the buckets, by `Outlet`     ->            and `Inlet`
                                          <-   vote     all of it is decoded and proved; or why not, and
@@ -34,7 +35,7 @@ VOTE, VERDICT, DONE = "vote", "verdict", "done"
 _KEYS: Mapping[str, tuple[str, ...]] = {
     OFFER: ("sha256", "has_table", "allowed"),
     ANSWER: ("wants", "needs_files"),
-    LOAD: ("kind", "files", "lanes", "sources"),
+    LOAD: ("kind", "files", "lanes", "sources", "join_ms"),
     READY: (),
     BREAK: (),
     VOTE: ("error", "is_own"),
