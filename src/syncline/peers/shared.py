@@ -251,10 +251,10 @@ class _Watch:
 
     @classmethod
     def of(cls, pid: int) -> _Watch | None:
-        """Watch a process; None where it is gone, or the system cannot."""
+        """Watch a process; None where it is gone, was never possible, or the system cannot."""
         try:
             return cls(os.pidfd_open(pid))
-        except (AttributeError, OSError):
+        except (AttributeError, OSError, OverflowError):
             return None
 
     @property
