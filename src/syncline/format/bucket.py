@@ -45,6 +45,12 @@ class Piece:
         return self.offset + self.nbytes
 
     @property
+    def units(self) -> slice:
+        """Which units of the tensor the span is."""
+        unit_bytes = self.meta.unit_bytes
+        return slice(self.start // unit_bytes, (self.start + self.nbytes) // unit_bytes)
+
+    @property
     def is_last(self) -> bool:
         """Whether the tensor ends here."""
         return self.start + self.nbytes == self.meta.nbytes

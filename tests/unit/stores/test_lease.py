@@ -299,16 +299,21 @@ def forgetful(world: World, lost: list[str]) -> Lease:
     )
 
 
+def renew_unheard(world: World, lost: list[str], lease: Lease) -> None:
+    """Claim a lease, and renew it with a write whose answer is lost."""
+    with lease.held() as check:
+        check()
+    world.now += 2
+    lost.append("the answer")
+    with pytest.raises(StoreError, match="the answer"), lease.held():
+        pass
+
+
 def test_a_holder_does_not_wait_for_its_own_renewal_whose_answer_was_lost() -> None:
     world, lost = World(), []
     lease = forgetful(world, lost)
     with lease.kept():
-        with lease.held() as check:
-            check()
-        world.now += 2
-        lost.append("the answer")
-        with pytest.raises(StoreError, match="the answer"), lease.held():
-            pass
+        renew_unheard(world, lost, lease)
         before = world.record
         with lease.held() as check:
             check()
@@ -323,12 +328,7 @@ def test_what_a_holder_whose_answer_was_lost_holds_is_let_go_at_the_end() -> Non
     world, lost = World(), []
     lease = forgetful(world, lost)
     with lease.kept():
-        with lease.held() as check:
-            check()
-        world.now += 2
-        lost.append("the answer")
-        with pytest.raises(StoreError, match="the answer"), lease.held():
-            pass
+        renew_unheard(world, lost, lease)
     assert is_free(world)
 
 

@@ -125,7 +125,7 @@ def _windows(bucket: Bucket, bits: Bits) -> Iterator[tuple[Slice, Span]]:
 def _windows_of(piece: Piece, bits: Bits) -> Iterator[tuple[Slice, Span]]:
     """Yield the windows of a piece; of an empty tensor one that is empty, at its place between the others."""
     units = bits[piece.offset : piece.stop].view(unsigned(piece.meta.unit_bytes))
-    first = piece.start // piece.meta.unit_bytes
+    first = piece.units.start
     for start in range(0, max(1, units.size), WINDOW_UNITS):
         window = units[start : start + WINDOW_UNITS]
         at = first + start

@@ -99,7 +99,9 @@ class Whole:
 
     def buckets(self, kind: Kind, bucket_bytes: int) -> tuple[tuple[Bucket, ...], Sequence[int]]:
         """Return all buckets; see `Sender.buckets`."""
-        metas = self._metas if kind == "full" else payload_metas(self._loaded())
+        metas = self._metas
+        if kind == "delta":
+            metas = payload_metas({name: raw.nbytes for name, raw in self._loaded().items()})
         buckets = bucket.pack(metas, bucket_bytes)
         return buckets, [0] * len(buckets)
 
@@ -129,9 +131,9 @@ class Whole:
         return self._read
 
 
-def payload_metas(payloads: Mapping[str, memoryview]) -> list[TensorMeta]:
-    """Return how payloads appear in buckets."""
-    return [payload_meta(name, payloads[name].nbytes) for name in sorted(payloads)]
+def payload_metas(sizes_bytes: Mapping[str, int]) -> list[TensorMeta]:
+    """Return how payloads of these lengths appear in buckets."""
+    return [payload_meta(name, size_bytes) for name, size_bytes in sorted(sizes_bytes.items())]
 
 
 def payload_bits(payloads: Mapping[str, memoryview]) -> Callable[[str], Bits]:
@@ -148,7 +150,4 @@ def pieces_of(
 ) -> Iterator[tuple[int, Bits | DeviceBits]]:
     """Yield what goes into a bucket, and where."""
     for piece in each.pieces:
-        whole = bits(piece.meta.name)
-        start = piece.start // piece.meta.unit_bytes
-        count = piece.nbytes // piece.meta.unit_bytes
-        yield piece.offset, whole[start : start + count]
+        yield piece.offset, bits(piece.meta.name)[piece.units]

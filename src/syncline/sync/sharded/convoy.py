@@ -15,9 +15,8 @@ from syncline.errors import PeerLostError, SynclineError
 from syncline.format import cargo as cargo_format
 from syncline.format import strict_json
 from syncline.format.bucket import Bucket, Cargo
-from syncline.format.part import payload_meta
 from syncline.sync.accounting import Moved
-from syncline.sync.live.goods import Sent
+from syncline.sync.live.goods import Sent, payload_metas
 from syncline.sync.phases import Phases
 from syncline.sync.reports import Delivery
 from syncline.sync.sharded.lane import ENDED, ORDER, Lane, planned
@@ -60,9 +59,7 @@ class Leading:
 
     def buckets(self, kind: Kind, bucket_bytes: int) -> tuple[tuple[Bucket, ...], Sequence[int]]:
         """Return all buckets; see `Sender.buckets`."""
-        metas = self._metas
-        if kind == "delta":
-            metas = [payload_meta(name, size) for name, size in sorted(self.payloads.items())]
+        metas = self._metas if kind == "full" else payload_metas(self.payloads)
         buckets = planned(metas, self._owners, bucket_bytes)
         return buckets, [self._owners[each.pieces[0].meta.name] for each in buckets]
 

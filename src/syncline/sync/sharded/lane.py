@@ -185,15 +185,12 @@ class Lane:
             pieces = [
                 raw
                 for meta, start, count in _spans(each)
-                for raw in self._pieces(meta, start, count)
+                for raw in self._gathering.pieces(meta, start, count)
             ]
             if pieces:
                 self._confirm(_AHEAD - 1)
                 self._unconfirmed.append(self._source(each))
                 self.mail.send(self._source(each), PIECES, self._number, *pieces)
-
-    def _pieces(self, meta: TensorMeta, start: int, count: int) -> list[bytes]:
-        return self._gathering.pieces(meta, start, count)
 
     def _confirm(self, most: int) -> None:
         """Wait until all but so many messages with pieces have arrived."""
@@ -246,7 +243,7 @@ class Lane:
                 raw
                 for meta, start, count in _spans(each)
                 if self._dense(meta.name) is None
-                for raw in self._pieces(meta, start, count)
+                for raw in self._gathering.pieces(meta, start, count)
             )
         _, body = self.mail.hear(rank, PIECES, self._number, "its pieces of a bucket")
         self.mail.send(rank, HAVE, self._number)
@@ -293,5 +290,4 @@ def _runs(buckets: Sequence[Bucket]) -> Iterator[list[Bucket]]:
 def _spans(each: Bucket) -> Iterator[tuple[TensorMeta, int, int]]:
     """Yield tensor, first unit and number of units of every piece."""
     for piece in each.pieces:
-        unit_bytes = piece.meta.unit_bytes
-        yield piece.meta, piece.start // unit_bytes, piece.nbytes // unit_bytes
+        yield piece.meta, piece.units.start, piece.units.stop - piece.units.start
